@@ -1,0 +1,88 @@
+# `make demo` and `make test` are all a newcomer needs: both set up what they use, once.
+
+PYTHON ?= python3
+# Where CPU builds of torch come from, if not from pip's default index: see README, "Install".
+TORCH_INDEX_URL ?=
+TORCH ?= torch==2.13.0
+
+VENV := .venv
+ASCEND_VENV := .venv-ascend
+WHEELS := .cache/wheels
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --progress-bar off --disable-pip-version-check
+STAMP := $(VENV)/.complete
+ASCEND_STAMP := $(ASCEND_VENV)/.complete
+NPU_STAMP := $(WHEELS)/.complete
+
+# Tests run one process a core with one thread each: two threads each would be slower.
+PYTEST := OMP_NUM_THREADS=1 TRITON_DEFAULT_FP_FUSION=1 $(PY) -m pytest
+WORKERS ?= 2
+
+.PHONY: help setup setup-ascend demo test test-full test-cuda test-npu lint format bench clean
+
+help:
+	@echo "make demo       decode real prompts with and without speculation, side by side"
+	@echo "make test       every test of the default setting, lint and types included"
+	@echo "make test-full  the long settings too"
+	@echo "make test-cuda  the device suite on a CUDA machine; writes reports/cuda.json"
+	@echo "make test-npu   the device suite on an Ascend machine; writes reports/npu.json"
+	@echo "make bench      the benchmarks; writes benchmarks/results/*.json"
+
+setup: $(STAMP)
+
+$(STAMP): requirements/test.txt requirements/no-deps.txt pyproject.toml setup.py
+	@echo "[setup] $(VENV): about a minute, once"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade "pip>=25" "setuptools>=77"
+	@echo "[setup] torch"
+	@$(PIP) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "$(TORCH)"
+	@echo "[setup] pinned packages"
+	@$(PIP) -r requirements/test.txt
+	@$(PIP) --no-deps -r requirements/no-deps.txt
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+setup-ascend: $(ASCEND_STAMP) $(NPU_STAMP)
+
+$(ASCEND_STAMP): requirements/ascend.txt
+	@echo "[setup] $(ASCEND_VENV): Huawei's compiler for Ascend (700 MB on disk), once"
+	@test -x $(ASCEND_VENV)/bin/python || $(PYTHON) -m venv $(ASCEND_VENV)
+	@$(ASCEND_VENV)/bin/python -m pip install --quiet --progress-bar off --disable-pip-version-check -r $<
+	@touch $@
+
+# read for its Meta kernels, never imported
+$(NPU_STAMP): $(STAMP)
+	@echo "[setup] the torch_npu wheel, to read operator schemas from"
+	@mkdir -p $(WHEELS)
+	@$(PY) -m pip download --quiet --no-deps --disable-pip-version-check -d $(WHEELS) torch-npu==2.14.0
+	@touch $@
+
+demo: $(STAMP)
+	@$(VENV)/bin/ascend-spec demo
+
+test: $(STAMP) $(ASCEND_STAMP) $(NPU_STAMP) lint
+	@$(PYTEST) -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+test-full: $(STAMP) $(ASCEND_STAMP) $(NPU_STAMP) lint
+	@$(PYTEST) -n $(WORKERS) --dist worksteal --full $(PYTEST_ARGS)
+
+# The device suites use the interpreter of the machine, whose torch and triton fit its driver.
+test-cuda test-npu: test-%:
+	@TRITON_INTERPRET=0 $(PYTHON) -m pytest tests/device -m $* --device-report reports/$*.json
+
+lint: $(STAMP)
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@mkdir -p build/typing && ln -sfn ../../ops build/typing/ascend_spec_ops
+	@MYPYPATH=build/typing $(PY) -m mypy -p ascend_spec -p ascend_spec_ops
+
+format: $(STAMP)
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+bench: $(STAMP)
+	@$(PY) benchmarks/verify.py
+	@$(PY) benchmarks/decode.py
+
+clean:
+	rm -rf $(VENV) $(ASCEND_VENV) .cache build reports

@@ -1,0 +1,82 @@
+"""The device's view of running requests: one row a slot, kept up to date without asking the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ascend_spec.engine.request import Request
+from ascend_spec.runtime import Upload
+from ascend_spec.types import Draft, DraftBatch
+
+
+class TokenPool:
+    """Committed tokens and block tables by slot.
+
+    The last row of each tensor belongs to no slot: padded requests read it, and what must go nowhere is
+    written there, so that shapes stay fixed.
+    """
+
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, num_table_blocks: int, device: torch.device
+    ) -> None:
+        rows = max_num_seqs + 1
+        self.upload = Upload(device)
+        self.token_ids = torch.zeros((rows, max_model_len), dtype=torch.int32, device=device)
+        self.num_tokens = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.max_num_tokens = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.block_table = torch.zeros((rows, num_table_blocks), dtype=torch.int32, device=device)
+        self.num_table_blocks = [0] * rows  # entries written, on the host
+
+    def admit(self, request: Request) -> None:
+        """Write a request that starts, or starts again after preemption, into its slot."""
+        slot, length = request.slot, request.num_tokens
+        self.token_ids[slot, :length] = self.upload.int32(request.token_ids)
+        self.num_tokens[slot] = length
+        self.max_num_tokens[slot] = request.max_num_tokens
+        self.num_table_blocks[slot] = 0
+
+    def update_block_table(self, request: Request) -> None:
+        begin, end = self.num_table_blocks[request.slot], len(request.block_ids)
+        if begin < end:
+            self.block_table[request.slot, begin:end] = self.upload.int32(request.block_ids[begin:])
+            self.num_table_blocks[request.slot] = end
+
+    def commit(self, slots: torch.Tensor, output_token_ids: torch.Tensor) -> None:
+        """Append what a step emitted.
+
+        Args:
+            slots: ``[B]`` int64; the last row for padded requests.
+            output_token_ids: ``[B, K + 2]`` int32, counts first.
+        """
+        counts, tokens = output_token_ids[:, 0], output_token_ids[:, 1:]
+        column = torch.arange(tokens.shape[1], device=slots.device)
+        emitted = column < counts[:, None]
+        width = self.token_ids.shape[1]
+        places = slots[:, None] * width + self.num_tokens[slots][:, None] + column
+        nowhere = self.token_ids.numel() - 1
+        places = torch.where(emitted, places, nowhere)
+        self.token_ids.view(-1).scatter_(0, places.flatten(), tokens.flatten())
+        self.num_tokens.scatter_add_(0, slots, counts)
+        self.num_tokens[-1] = 0
+
+    def draft_batch(self, slots: Sequence[int], num_speculative_tokens: int) -> DraftBatch:
+        """History of ``slots``; other rows want no drafts. None is asked for more drafts than can matter."""
+        wanted = torch.zeros_like(self.num_tokens)
+        wanted[self.upload.int64(slots)] = 1
+        room = (self.max_num_tokens - self.num_tokens - 1).clamp(0, num_speculative_tokens)
+        return DraftBatch(
+            token_ids=self.token_ids[:-1],
+            num_tokens=(self.num_tokens * wanted)[:-1],
+            num_speculative_tokens=(room * wanted)[:-1],
+        )
+
+
+def trim_draft(draft: Draft, batch: DraftBatch, vocab_size: int) -> torch.Tensor:
+    """``draft.token_ids`` with everything empty that must not be judged: what lies behind an id the target
+    does not have, or beyond what the batch asked for."""
+    tokens = draft.token_ids
+    column = torch.arange(tokens.shape[1], device=tokens.device)
+    usable = (tokens >= 0) & (tokens < vocab_size) & (column < batch.num_speculative_tokens[:, None])
+    return torch.where(usable.cumprod(1).bool(), tokens, -1)

@@ -1,0 +1,143 @@
+"""A request on its way through the engine, and what its owner gets back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ascend_spec.types import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class RequestError(ValueError):
+    """A request the engine cannot serve: the message says what was given, what is allowed, what to do."""
+
+
+@dataclass(frozen=True)
+class OutputChunk:
+    """What a step added to a request's output; a streaming callback gets one whenever there is news."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    accepted: tuple[bool, ...]
+    """Whether each token is an accepted draft."""
+    pieces: tuple[tuple[str, bool], ...]
+    """New text, piece by piece, and whether it comes from an accepted draft. Text lags behind tokens while it
+    may still become a stop string or an incomplete character."""
+    finish_reason: FinishReason | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.pieces)
+
+
+Callback = Callable[[OutputChunk], None]
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A finished request."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = ()
+    """Ends with the token that stopped it, if one did."""
+    text: str | None = ""
+    """Without the stop string or the stop token; None when the engine has no tokenizer."""
+    accepted: tuple[bool, ...] = ()
+    """Whether each token of ``token_ids`` was a draft."""
+    finish_reason: FinishReason = "stop"
+    stop_reason: int | str | None = None
+    """The stop token id or stop string that ended it; None for end of sequence."""
+    error: str | None = None
+
+
+@dataclass
+class Request:
+    """The host's view. ``token_ids`` holds committed tokens only; drafts never get in."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    max_num_tokens: int
+    """Prompt and output together: the smaller of what ``max_tokens`` and ``max_model_len`` allow."""
+    eos_token_ids: tuple[int, ...] = ()
+    callback: Callback | None = None
+    token_ids: list[int] = field(init=False)
+    accepted: list[bool] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    """Tokens whose K/V is in the cache. Rejected drafts roll back by not being counted here."""
+    num_drafts: int = 0
+    """Drafts waiting in the row of its slot."""
+    slot: int = -1
+    block_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[len(self.prompt_token_ids) :]
+
+    @property
+    def banned_token_ids(self) -> tuple[int, ...]:
+        """What ``min_tokens`` forbids; as in vLLM, end of sequence also where ``ignore_eos`` lets it pass."""
+        return tuple({*self.eos_token_ids, *self.params.stop_token_ids})
+
+    @property
+    def decodes(self) -> bool:
+        return self.num_computed_tokens + 1 == self.num_tokens
+
+    def max_useful_drafts(self, num_speculative_tokens: int) -> int:
+        """Drafts whose rows can still matter: a step with ``k`` drafts may commit ``k + 1`` tokens."""
+        return max(0, min(num_speculative_tokens, self.max_num_tokens - self.num_tokens - 1))
+
+
+def check_prompt(prompt: Sequence[int], vocab_size: int, max_model_len: int) -> None:
+    """Raises :class:`RequestError` for a prompt of token ids that cannot be served."""
+    if len(prompt) == 0:
+        raise RequestError("an empty prompt was given; a prompt needs at least one token: add some text")
+    if len(prompt) >= max_model_len:
+        raise RequestError(
+            f"a prompt of {len(prompt)} tokens was given; with max_model_len={max_model_len} at most "
+            f"{max_model_len - 1} fit: shorten it or raise max_model_len"
+        )
+    bad = next((token for token in prompt if not 0 <= token < vocab_size), None)
+    if bad is not None:
+        raise RequestError(
+            f"the prompt holds token id {bad}; the model's ids are 0 to {vocab_size - 1}: use its tokenizer"
+        )
+
+
+def check_params(params: SamplingParams, vocab_size: int, has_tokenizer: bool) -> None:
+    """Raises :class:`RequestError` for sampling parameters out of range."""
+    if not (math.isfinite(params.temperature) and params.temperature >= 0):
+        raise RequestError(f"temperature={params.temperature} was given; choose 0 (greedy) or more")
+    if params.max_tokens < 1:
+        raise RequestError(f"max_tokens={params.max_tokens} was given; choose 1 or more")
+    if not 0 <= params.min_tokens <= params.max_tokens:
+        raise RequestError(
+            f"min_tokens={params.min_tokens} was given; choose 0 to max_tokens={params.max_tokens}"
+        )
+    bad = next((token for token in params.stop_token_ids if not 0 <= token < vocab_size), None)
+    if bad is not None:
+        raise RequestError(f"stop token id {bad} was given; the model's ids are 0 to {vocab_size - 1}")
+    if isinstance(params.stop, str) or not all(params.stop):
+        raise RequestError(f"stop={params.stop!r} was given; pass a tuple of strings that are not empty")
+    if params.stop and not has_tokenizer:
+        raise RequestError("stop strings were given to an engine without a tokenizer: pass one to LLM")

@@ -1,0 +1,60 @@
+"""Counters of speculative decoding, under the names vLLM gives them in Prometheus."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class SpecDecodeMetrics:
+    """Counters only grow. A draft is one request's proposal in one step; empty proposals are not counted."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    """Accepted draft tokens; the token drawn from the target after them is not among them."""
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    num_zero_draft_steps: int = 0
+    """Requests' decode steps that had no draft to judge."""
+    num_preemptions: int = 0
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    """Reason -> how often a slower exact way was taken."""
+
+    def observe(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        """Count one request's decode step."""
+        if num_draft_tokens == 0:
+            self.num_zero_draft_steps += 1
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft_tokens
+        self.num_accepted_tokens += num_accepted_tokens
+        missing = num_draft_tokens - len(self.num_accepted_tokens_per_pos)
+        self.num_accepted_tokens_per_pos.extend([0] * missing)
+        for position in range(num_accepted_tokens):
+            self.num_accepted_tokens_per_pos[position] += 1
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted of proposed draft tokens; 0 when none was proposed."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per draft, the one drawn from the target included: vLLM's definition."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
+
+    def prometheus(self) -> dict[str, int]:
+        """Sample name (labels included) -> value."""
+        samples = {
+            "vllm:spec_decode_num_drafts": self.num_drafts,
+            "vllm:spec_decode_num_draft_tokens": self.num_draft_tokens,
+            "vllm:spec_decode_num_accepted_tokens": self.num_accepted_tokens,
+            "ascend_spec:num_zero_draft_steps": self.num_zero_draft_steps,
+            "vllm:num_preemptions": self.num_preemptions,
+        }
+        for position, count in enumerate(self.num_accepted_tokens_per_pos):
+            samples[f'vllm:spec_decode_num_accepted_tokens_per_pos{{position="{position}"}}'] = count
+        for reason, count in self.fallbacks.items():
+            samples[f'ascend_spec:num_fallbacks{{reason="{reason}"}}'] = count
+        return samples

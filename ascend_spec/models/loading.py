@@ -1,0 +1,146 @@
+"""Read models and tokenizers from disk, with errors that say which file is wrong and how."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from ascend_spec.models.attention import UnsupportedModelError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+
+
+def load_hf_model(path: str | os.PathLike[str], dtype: torch.dtype) -> Any:
+    """A transformers causal LM on the CPU, from a safetensors directory or a GGUF file.
+
+    Raises:
+        FileNotFoundError: no such path, or a directory without config.json.
+        ValueError: an unreadable config or GGUF file.
+        UnsupportedModelError: not a decoder-only language model.
+    """
+    path = _existing(path)
+    if path.is_file():
+        return _load_gguf(path, dtype)
+    if not (path / "config.json").is_file():
+        raise FileNotFoundError(
+            f"{path} is a directory without config.json. A model is a directory with config.json and "
+            "safetensors files as transformers saves it, or a .gguf file: pass one of these (of a directory "
+            "that holds a .gguf file, name the file)."
+        )
+    _refuse_other_kinds(path)
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Any:
+    """The tokenizer of a model directory or GGUF file.
+
+    Raises:
+        FileNotFoundError: no such path, or a directory without tokenizer files.
+        ValueError: an unreadable GGUF file.
+    """
+    path = _existing(path)
+    if path.is_file():
+        return _load_gguf_tokenizer(path)
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):
+        raise FileNotFoundError(
+            f"{path} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there. Copy the tokenizer "
+            "files of the model this one was made from into it, or pass the directory that has them."
+        )
+    return AutoTokenizer.from_pretrained(path, local_files_only=True)
+
+
+def _existing(path: str | os.PathLike[str]) -> Path:
+    found = Path(path).expanduser()
+    if not found.exists():
+        raise FileNotFoundError(
+            f"{found} does not exist. A model is given as a local path: a directory with config.json and "
+            "safetensors files, or a .gguf file; names on a hub are not looked up. Download the model and "
+            "pass its path."
+        )
+    return found
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    """Before the weights are read."""
+    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    if config.is_encoder_decoder:
+        kind = "an encoder-decoder"
+    elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        kind = "not a causal language model"
+    else:
+        return
+    raise UnsupportedModelError(
+        f"{path} holds a model of type {config.model_type!r}, {kind}. Only decoder-only language models can "
+        "run on paged K/V: use one of these."
+    )
+
+
+def _load_gguf(path: Path, dtype: torch.dtype) -> Any:
+    _require_gguf(path)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+    except Exception as error:  # the reader of a cut file raises whatever its first misread byte leads to
+        raise ValueError(_unreadable_gguf(path, error)) from error
+    # The object counts as quantized and refuses to be saved, although its weights are plain by now: move them
+    # into a model built from a config that never heard of quantization.
+    config = loaded.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    config.architectures = [type(loaded).__name__]
+    clean = type(loaded)(config).to(dtype)
+    clean.load_state_dict(loaded.state_dict(), assign=True)
+    clean.tie_weights()
+    clean.generation_config = loaded.generation_config
+    return clean
+
+
+def _load_gguf_tokenizer(path: Path) -> Any:
+    _require_gguf(path)
+    from gguf import GGUFReader
+
+    try:
+        fields = GGUFReader(path).fields
+        tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    except Exception as error:  # as above
+        raise ValueError(_unreadable_gguf(path, error)) from error
+    if _adds_bos(fields) and tokenizer.bos_token is not None:
+        tokenizer.add_bos_token = True  # the conversion forgets it; Gemma without its BOS writes gibberish
+        tokenizer.update_post_processor()
+    return tokenizer
+
+
+def _adds_bos(fields: Any) -> bool:
+    """GGUF's own flag; where it is absent, llama.cpp's default: SentencePiece vocabularies do."""
+    if flag := fields.get("tokenizer.ggml.add_bos_token"):
+        return bool(flag.contents())
+    model = fields.get("tokenizer.ggml.model")
+    return model is not None and model.contents() == "llama"
+
+
+def _require_gguf(path: Path) -> None:
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise ValueError(
+            f"{path} is not a GGUF file: it begins with {magic!r} instead of b'GGUF'. A single file is read "
+            "as GGUF; pass the directory for a model in safetensors format."
+        )
+    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(
+            f"reading {path} needs the package(s) {', '.join(missing)}: pip install 'ascend-spec[gguf]'"
+        )
+
+
+def _unreadable_gguf(path: Path, error: Exception) -> str:
+    size, cause = path.stat().st_size, " ".join(f"{type(error).__name__}: {error}".split())
+    return (
+        f"{path} could not be read as a GGUF file of {size} bytes ({cause}). Either it is incomplete, then "
+        "download it again and compare its size, or transformers does not know its architecture or "
+        "quantization, then use the model's safetensors directory."
+    )
