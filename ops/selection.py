@@ -93,5 +93,6 @@ def choose(op: str, device: str, *args: Any, **kwargs: Any) -> Implementation:
 def _count_fallback(key: tuple[str, str, str, str]) -> None:
     if key not in fallbacks:
         op, device, name, reason = key
-        logger.warning("%s on %s: '%s' is not used (%s)", op, device, name, reason)
+        # not a fault: most reasons are a better choice for these arguments
+        logger.info("%s on %s: '%s' is not used (%s)", op, device, name, reason)
     fallbacks[key] += 1

@@ -9,7 +9,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+from ladder.interpreter import mend_bfloat16_dot
 
+mend_bfloat16_dot()
 torch.set_num_threads(1)  # two busy processes on two threads each are slower than one thread each
 
 

@@ -20,7 +20,13 @@ LAYERS = [
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 #: who alone may import a package of the outside world
-ONLY = {"vllm": {"vllm"}, "vllm_ascend": {"vllm"}, "transformers": {"models"}, "torch_npu": set(), "ops": set()}
+ONLY = {
+    "vllm": {"vllm"},
+    "vllm_ascend": {"vllm"},
+    "transformers": {"models"},
+    "torch_npu": set(),
+    "ops": set(),
+}
 
 
 def imports(path: Path) -> set[str]:
@@ -55,7 +61,9 @@ def test_imports_go_downwards(path):
             assert LEVEL[other] > LEVEL[room], f"{room} imports {module}: upwards or sideways"
 
 
-@pytest.mark.parametrize("path", sources("ascend_spec") + sources("ops"), ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", sources("ascend_spec") + sources("ops"), ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_outside_worlds_have_one_room(path):
     room = path.relative_to(ROOT).parts[1].removesuffix(".py")
     in_ops = path.is_relative_to(ROOT / "ops")
@@ -78,5 +86,7 @@ def test_nobody_calls_the_operators_ops():
 
 @pytest.mark.parametrize("folder", ["ascend_spec", "ops", "tests", "benchmarks"])
 def test_files_stay_small(folder):
-    long = {str(p.relative_to(ROOT)): n for p in sources(folder) if (n := len(p.read_text().splitlines())) > 500}
+    long = {
+        str(p.relative_to(ROOT)): n for p in sources(folder) if (n := len(p.read_text().splitlines())) > 500
+    }
     assert not long

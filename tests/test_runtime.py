@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from ascend_spec_ops import random_bits
 
 from ascend_spec.runtime import (
     Bucket,
@@ -18,6 +17,7 @@ from ascend_spec.runtime import (
     new_buffers,
     refill,
 )
+from ascend_spec_ops import random_bits
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,9 @@ def assert_equals_reference(case: Case, out: torch.Tensor) -> int:
     near = 0
     for b, margin in enumerate(margins):
         if not torch.equal(out[b], expected[b]):
-            assert margin < NEAR, f"request {b}: {out[b].tolist()} for {expected[b].tolist()}, margin {margin}"
+            assert margin < NEAR, (
+                f"request {b}: {out[b].tolist()} for {expected[b].tolist()}, margin {margin}"
+            )
             near += 1
     assert near <= 1 + len(margins) // 50
     return near

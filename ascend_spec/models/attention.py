@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from ascend_spec_ops.kv_write import kv_write
-from ascend_spec_ops.mqa_attention import mqa_attention
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ascend_spec.types import AttentionMetadata
+from ascend_spec_ops.kv_write import kv_write
+from ascend_spec_ops.mqa_attention import mqa_attention
 
 #: Registered names. Only the probe has a mask function: without one transformers builds no mask at all, and
 #: building one synchronises with the host.

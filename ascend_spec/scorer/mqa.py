@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
-from ascend_spec_ops import draft_inputs
 
 from ascend_spec.runtime import Bucket, Upload
 from ascend_spec.types import AttentionMetadata, Draft, ScheduledRequest, SpecDecodeMetadata, StepPlan
+from ascend_spec_ops import draft_inputs
 
 
 @dataclass(frozen=True)

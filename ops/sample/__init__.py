@@ -33,7 +33,9 @@ def sample_by_verify(
     """The one implementation, for every device: verification of no drafts."""
     no_drafts = torch.empty(0, dtype=torch.int32, device=logits.device)
     no_counts = torch.zeros(logits.shape[0], dtype=torch.int32, device=logits.device)
-    return torch.ops.ascend_spec.verify(logits, no_drafts, no_counts, temperature, seeds, positions, 0)[:, 1].clone()
+    return torch.ops.ascend_spec.verify(logits, no_drafts, no_counts, temperature, seeds, positions, 0)[
+        :, 1
+    ].clone()
 
 
 def _fake(logits, temperature, seeds, positions):

@@ -42,12 +42,24 @@ def random_bits(seeds: torch.Tensor, positions: torch.Tensor, stream: int, num_l
     Raises:
         RuntimeError: wrong shapes or dtypes.
     """
+    check_arguments(seeds, positions, stream, num_lanes)
     return torch.ops.ascend_spec.random_bits(seeds, positions, stream, num_lanes)
 
 
+def check_arguments(seeds: torch.Tensor, positions: torch.Tensor, stream: int, num_lanes: int) -> None:
+    for name, tensor in (("seeds", seeds), ("positions", positions)):
+        torch._check(
+            tensor.dtype == torch.int64 and tensor.shape == (seeds.numel(),),
+            lambda name=name, tensor=tensor: (
+                f"{name} must be [{seeds.numel()}] int64, not {list(tensor.shape)} {tensor.dtype}"
+            ),
+        )
+    torch._check(0 <= stream < 256, lambda: f"stream must be 0 to 255, not {stream}")
+    torch._check(num_lanes >= 0, lambda: f"num_lanes must be 0 or more, not {num_lanes}")
+
+
 def _fake(seeds: torch.Tensor, positions: torch.Tensor, stream: int, num_lanes: int) -> torch.Tensor:
-    torch._check(seeds.dtype == torch.int64 and seeds.dim() == 1, lambda: f"seeds must be [B] int64: {seeds}")
-    torch._check(positions.shape == seeds.shape, lambda: "positions must have the shape of seeds")
+    check_arguments(seeds, positions, stream, num_lanes)
     return seeds.new_empty((seeds.shape[0], num_lanes), dtype=torch.int32)
 
 

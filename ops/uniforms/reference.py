@@ -52,7 +52,10 @@ def random_bits(seeds: torch.Tensor, positions: torch.Tensor, stream: int, num_l
     lane = torch.arange(num_lanes, device=seeds.device)
     call = (lane >> 12 << 11) | (lane & 2047)
     words = threefry2x32(
-        (seeds & MASK)[:, None], (seeds >> 32 & MASK)[:, None], (positions & MASK)[:, None], call + (stream << 24)
+        (seeds & MASK)[:, None],
+        (seeds >> 32 & MASK)[:, None],
+        (positions & MASK)[:, None],
+        call + (stream << 24),
     )
     bits = torch.where((lane >> 11 & 1).bool(), words[1], words[0])
     return torch.where(bits > 0x7FFFFFFF, bits - (1 << 32), bits).to(torch.int32)

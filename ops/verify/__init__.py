@@ -78,15 +78,25 @@ def check_arguments(
     """Shapes and dtypes; reads no values, so that it is free of synchronisation."""
     num_requests, num_drafts = cu_num_draft_tokens.shape[0], draft_token_ids.shape[0]
     check = torch._check
-    check(logits.dim() == 2 and logits.is_floating_point(), lambda: f"logits must be [N + B, V]: {logits.shape}")
-    check(_rows_are_contiguous(logits), lambda: f"logits rows must be contiguous, not of strides {logits.stride()}")
+    check(
+        logits.dim() == 2 and logits.is_floating_point(), lambda: f"logits must be [N + B, V]: {logits.shape}"
+    )
+    check(
+        _rows_are_contiguous(logits),
+        lambda: f"logits rows must be contiguous, not of strides {logits.stride()}",
+    )
     check(
         logits.shape[0] == num_requests + num_drafts,
-        lambda: f"{logits.shape[0]} logits rows for {num_drafts} drafts and {num_requests} requests: "
-        f"there must be {num_requests + num_drafts}",
+        lambda: (
+            f"{logits.shape[0]} logits rows for {num_drafts} drafts and {num_requests} requests: "
+            f"there must be {num_requests + num_drafts}"
+        ),
     )
     check(max_spec_len >= 0, lambda: f"max_spec_len must be 0 or more, not {max_spec_len}")
-    check(draft_token_ids.dtype == torch.int32, lambda: f"draft_token_ids are {draft_token_ids.dtype}, not int32")
+    check(
+        draft_token_ids.dtype == torch.int32,
+        lambda: f"draft_token_ids are {draft_token_ids.dtype}, not int32",
+    )
     check(cu_num_draft_tokens.dtype == torch.int32, lambda: "cu_num_draft_tokens must be int32")
     for name, tensor, dtype in (
         ("temperature", temperature, torch.float32),
@@ -95,8 +105,9 @@ def check_arguments(
     ):
         check(
             tensor.shape == (num_requests,) and tensor.dtype == dtype,
-            lambda name=name, tensor=tensor, dtype=dtype: f"{name} must be [{num_requests}] {dtype}, "
-            f"not {list(tensor.shape)} {tensor.dtype}",
+            lambda name=name, tensor=tensor, dtype=dtype: (
+                f"{name} must be [{num_requests}] {dtype}, not {list(tensor.shape)} {tensor.dtype}"
+            ),
         )
     check(
         (draft_logits is None) == (draft_temperature is None),
@@ -105,8 +116,10 @@ def check_arguments(
     if draft_logits is not None:
         check(
             draft_logits.shape == (num_drafts, logits.shape[1]) and _rows_are_contiguous(draft_logits),
-            lambda: f"draft_logits must be [{num_drafts}, {logits.shape[1]}] with contiguous rows, "
-            f"not {list(draft_logits.shape)}",
+            lambda: (
+                f"draft_logits must be [{num_drafts}, {logits.shape[1]}] with contiguous rows, "
+                f"not {list(draft_logits.shape)}"
+            ),
         )
         check(
             draft_temperature.shape == (num_requests,) and draft_temperature.dtype == torch.float32,

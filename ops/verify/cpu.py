@@ -128,7 +128,9 @@ def _draw_without(p, row, p_stride, vocab_size, scale, block_lse, excluded, k0, 
 
 
 @njit
-def _draw_residual(p, row, p_stride, scale, block_lse, q, q_row, q_stride, q_scale, q_lse, vocab_size, k0, k1, position):
+def _draw_residual(
+    p, row, p_stride, scale, block_lse, q, q_row, q_stride, q_scale, q_lse, vocab_size, k0, k1, position
+):
     """Draw from norm(max(p - q, 0))."""
     p_lse = _combine(block_lse)
     mass = np.empty_like(block_lse)

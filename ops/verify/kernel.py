@@ -180,7 +180,9 @@ def accept_kernel(
                                     log_q = q_logit * _scale(draft_temperature) - q_total
                         elif sampled:
                             log_q = float("-inf")
-                        threshold = tl.max(exponential(_one_word(k0, k1, position + j, STREAM_ACCEPT)), axis=0)
+                        threshold = tl.max(
+                            exponential(_one_word(k0, k1, position + j, STREAM_ACCEPT)), axis=0
+                        )
                         if (log_q > float("-inf")) & (threshold > log_q - log_p):
                             tl.store(out + 1 + j, draft)
                             count += 1
@@ -320,7 +322,9 @@ def draw_kernel(
             if tl.max(mass, axis=0) == float("-inf"):
                 # nothing is left of p - q, which only rounding can bring about: draw from p
                 kind = PLAIN
-                mass = tl.load(block_lse_ptr + row * num_blocks + block_lane, mask=in_row, other=float("-inf"))
+                mass = tl.load(
+                    block_lse_ptr + row * num_blocks + block_lane, mask=in_row, other=float("-inf")
+                )
             call = block_lane + (STREAM_BLOCK << 24)
             noise, _ = threefry2x32(k0, k1, position, call.to(tl.uint32, bitcast=True))
             block = tl.argmax(mass + gumbel(noise), axis=0)

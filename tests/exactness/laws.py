@@ -45,7 +45,9 @@ def chunks(num_rows: int, size: int = 50_000):
         yield torch.arange(start, min(start + size, num_rows))
 
 
-def draft_by_gumbel(q: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, stream: int) -> torch.Tensor:
+def draft_by_gumbel(
+    q: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, stream: int
+) -> torch.Tensor:
     """A drafter that draws from ``q`` ``[V]`` with the counter-based noise of ``stream``."""
     noise = gumbel_of(random_bits(seeds, positions, stream, len(q)))
     return (q.log() + noise).argmax(1).int()
@@ -118,9 +120,18 @@ def check_contextual_law(verify: Verify, sampled: bool, num_rows: int = NUM_ROWS
         out = verify(rows, drafts.int(), cu, ones, seeds, positions, 1, *draft).long()
         first, second = out[:, 1], out[:, 2]
         alone = second < 0
-        no_drafts, no_counts = torch.empty(0, dtype=torch.int32), torch.zeros(int(alone.sum()), dtype=torch.int32)
+        no_drafts, no_counts = (
+            torch.empty(0, dtype=torch.int32),
+            torch.zeros(int(alone.sum()), dtype=torch.int32),
+        )
         second[alone] = verify(
-            second_rows[first[alone]], no_drafts, no_counts, ones[alone], seeds[alone], positions[alone] + 1, 0
+            second_rows[first[alone]],
+            no_drafts,
+            no_counts,
+            ones[alone],
+            seeds[alone],
+            positions[alone] + 1,
+            0,
         )[:, 1].long()
         pairs += torch.bincount(first * vocab_size + second, minlength=pairs.numel()).view_as(pairs)
     law = first_row.double().softmax(0)[:, None] * second_rows.double().softmax(1)

@@ -123,9 +123,14 @@ def test_golden_pair(monkeypatch):
     p = {(): [Fraction(i, 10) for i in (1, 2, 3, 4)]}
     q = {(): [Fraction(i, 10) for i in (4, 3, 2, 1)]}
     log_p, log_q = log_rows(p, [()])[0], log_rows(q, [()])[0]
-    rates = [probability_of_acceptance(reference.accepts, a, b) for a, b in zip(log_p.tolist(), log_q.tolist(), strict=True)]
+    rates = [
+        probability_of_acceptance(reference.accepts, a, b)
+        for a, b in zip(log_p.tolist(), log_q.tolist(), strict=True)
+    ]
     assert sum(float(b) * r for b, r in zip(q[()], rates, strict=True)) == pytest.approx(0.6, abs=1e-12)
-    assert reference.residual(log_p, log_q, 0).softmax(0).tolist() == pytest.approx([0, 0, 0.25, 0.75], abs=1e-12)
+    assert reference.residual(log_p, log_q, 0).softmax(0).tolist() == pytest.approx(
+        [0, 0, 0.25, 0.75], abs=1e-12
+    )
 
 
 MUTANTS = {

@@ -38,7 +38,8 @@ MUTANTS = [
     ),
     Mutant(
         "an empty residual gives id 0",
-        "    if _largest(mass) == MINUS_INF:\n        return _draw(p, row, p_stride, vocab_size, scale, block_lse, k0, k1, position)\n"
+        "    if _largest(mass) == MINUS_INF:\n"
+        "        return _draw(p, row, p_stride, vocab_size, scale, block_lse, k0, k1, position)\n"
         "    b = _pick_block",
         "    if _largest(mass) == MINUS_INF:\n        return 0\n    b = _pick_block",
         laws.check_nothing_left,

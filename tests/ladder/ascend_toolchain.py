@@ -183,7 +183,7 @@ def scalar_loops(hivm: str) -> list[str]:
     open_loops: list[dict[str, Any]] = []
     depth = 0
     for line in hivm.splitlines():
-        if re.search(r"\bscf\.(for|while|if)\b", line) and line.endswith("{"):
+        if re.search(r"\bscf\.(for|while)\b", line) and line.endswith("{"):
             loop = re.search(r"scf\.for %\S+ = %\S+ to %(\S+) step", line)
             counts_in_index = loop is not None and not re.search(r": i(32|64) \{$", line)
             # a reduction carries its result from turn to turn instead of storing it

@@ -27,6 +27,14 @@ def int64_compare_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def int64_sum_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    """Nor can it reduce int64: the loop carries the sum and stores nothing."""
+    lane = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + lane).to(tl.int64)
+    tl.store(out_ptr, tl.sum(x, axis=0).to(tl.float32))
+
+
+@triton.jit
 def int32_division_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     """Ascend divides int32 vectors in float32."""
     lane = tl.arange(0, BLOCK)

@@ -41,7 +41,7 @@ def operators_called() -> set[str]:
 
 
 def find_wheel() -> Path | None:
-    """The wheel that ``make setup`` downloads, of the version whose schemas are committed."""
+    """The wheel that ``make setup-ascend`` downloads, of the version whose schemas are committed."""
     if "ASCEND_SPEC_TORCH_NPU_WHEEL" in os.environ:
         return Path(os.environ["ASCEND_SPEC_TORCH_NPU_WHEEL"])
     wheels = (ROOT / ".cache" / "wheels").glob(f"torch_npu-{committed()['torch_npu']}-*.whl")

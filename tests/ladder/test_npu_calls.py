@@ -36,7 +36,7 @@ def npu(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.param == "meta kernels":
         wheel = npu_schema.find_wheel()
         if wheel is None:
-            pytest.skip("no torch_npu wheel in .cache/wheels: `make setup` downloads it")
+            pytest.skip("no torch_npu wheel in .cache/wheels: `make setup-ascend` downloads it")
         kernels = npu_schema.huawei_kernels(wheel)
     with npu_schema.defined(npu_schema.operators_called(), kernels):
         yield
@@ -113,7 +113,7 @@ def test_a_wrong_call_is_refused():
 def test_schemas_are_those_of_the_wheel():
     wheel = npu_schema.find_wheel()
     if wheel is None:
-        pytest.skip("no torch_npu wheel in .cache/wheels: `make setup` downloads it")
+        pytest.skip("no torch_npu wheel in .cache/wheels: `make setup-ascend` downloads it")
     schemas = npu_schema.committed()["schemas"]
     assert extract(wheel, set(schemas)) == schemas
     with pytest.raises(KeyError, match="npu_no_such_operator"):

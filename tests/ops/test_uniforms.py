@@ -9,10 +9,11 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from numba import njit
+
 from ascend_spec_ops import random_bits, uniforms
 from ascend_spec_ops.uniforms import cpu, launch, reference
 from ascend_spec_ops.uniforms.kernel import exponential, gumbel
-from numba import njit
 
 SEEDS = [0, 1, -1, -(2**63), 2**63 - 1, (1 << 40) + 12345, 0x0123456789ABCDEF]
 POSITIONS = [0, 1, 4095, 2**31 - 1, 2**31, 2**32 + 7, 123456]
@@ -153,16 +154,19 @@ def test_reference_transform():
 
 
 @pytest.mark.parametrize(
-    ("seeds", "positions"),
+    ("seeds", "positions", "stream", "num_lanes", "message"),
     [
-        (torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)),
-        (torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, 1, dtype=torch.int64)),
-        (torch.zeros(2, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)),
+        (torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64), 0, 10, "seeds"),
+        (torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), 0, 10, "seeds"),
+        (torch.zeros(2, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), 0, 10, "positions"),
+        (torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), 256, 10, "stream"),
+        (torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), 0, -1, "num_lanes"),
     ],
 )
-def test_bad_input_is_refused_before_anything_runs(seeds, positions):
-    with pytest.raises(RuntimeError, match=r"seeds"):
-        random_bits(seeds.to("meta"), positions.to("meta"), 0, 10)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_bad_input_is_refused_before_anything_runs(seeds, positions, stream, num_lanes, message, device):
+    with pytest.raises(RuntimeError, match=message):
+        random_bits(seeds.to(device), positions.to(device), stream, num_lanes)
 
 
 def test_opcheck():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from verify_cases import Case, assert_equals_reference, make_case
 from torch.library import opcheck
+from verify_cases import Case, assert_equals_reference, make_case
 
 import ascend_spec_ops
 from ascend_spec_ops.verify import launch, reference
@@ -32,14 +32,17 @@ def one_request(logits: torch.Tensor, drafts: list[int], temperature: float = 1.
 def test_cpu_equals_reference(num_requests, max_spec_len, vocab_size, sampled):
     if num_requests * vocab_size > 2_000_000:
         vocab_size = 4097  # many requests and many tokens are each enough
-    case = make_case(num_requests, max_spec_len, vocab_size, sampled=sampled, placeholders=True, seed=vocab_size)
+    case = make_case(
+        num_requests, max_spec_len, vocab_size, sampled=sampled, placeholders=True, seed=vocab_size
+    )
     assert_equals_reference(case, ascend_spec_ops.verify(*case.arguments()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("sampled", [False, True], ids=["one-hot", "sampled"])
 @pytest.mark.parametrize(
-    ("num_requests", "max_spec_len", "vocab_size"), [(1, 0, 1), (3, 2, 17), (5, 3, 4095), (4, 2, 4097), (2, 2, 20000)]
+    ("num_requests", "max_spec_len", "vocab_size"),
+    [(1, 0, 1), (3, 2, 17), (5, 3, 4095), (4, 2, 4097), (2, 2, 20000)],
 )
 def test_triton_equals_reference(num_requests, max_spec_len, vocab_size, sampled, dtype):
     case = make_case(num_requests, max_spec_len, vocab_size, sampled=sampled, placeholders=True, dtype=dtype)
@@ -190,4 +193,6 @@ def test_wrong_arguments_are_named(field, value, message):
 def test_opcheck(sampled):
     case = make_case(3, 2, 50, sampled=sampled)
     opcheck(torch.ops.ascend_spec.verify.default, case.arguments())
-    opcheck(torch.ops.ascend_spec.sample.default, (torch.randn(3, 50), torch.ones(3), case.seeds, case.positions))
+    opcheck(
+        torch.ops.ascend_spec.sample.default, (torch.randn(3, 50), torch.ones(3), case.seeds, case.positions)
+    )
