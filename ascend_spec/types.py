@@ -72,6 +72,9 @@ class AttentionMetadata:
     query_lens_cpu: tuple[int, ...]
     seq_lens_cpu: tuple[int, ...]
     max_query_len: int
+    num_tokens: torch.Tensor | None = None
+    """``[B]`` int32, committed tokens of each request, those of its prompt that are not computed yet included
+    and drafts not. Only rotary embeddings that depend on the length of the sequence read it."""
     mask: torch.Tensor | None = None
     """``[T, max_query_len]`` bool, which of its request's new rows each row sees; None: causal."""
 

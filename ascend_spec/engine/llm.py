@@ -202,6 +202,7 @@ class LLM:
             seed=_as_int64(params.seed if params.seed is not None else self._random.getrandbits(64)),
             max_num_tokens=min(len(token_ids) + params.max_tokens, self.max_model_len),
             eos_token_ids=tuple(self.model.info.eos_token_ids),
+            recompute_beyond=self.model.info.longrope_boundary,
             callback=callback,
         )
         has_text = self.tokenizer is not None
@@ -299,7 +300,7 @@ class LLM:
         if item.decodes and self.drafter is not None:
             self.metrics.observe(item.num_drafts, num_emitted - 1)
         num_new = append_tokens(request, row[1 : 1 + num_emitted], live.detokenizer)
-        request.num_computed_tokens = request.num_tokens - 1  # rejected rows are simply not counted
+        request.roll_back(num_new)
         return num_new
 
     def _count_drafts(self) -> None:

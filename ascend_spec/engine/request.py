@@ -66,6 +66,8 @@ class Request:
     max_num_tokens: int
     """Prompt and output together: the smaller of what ``max_tokens`` and ``max_model_len`` allow."""
     eos_token_ids: tuple[int, ...] = ()
+    recompute_beyond: int | None = None
+    """With one token more than this, all K/V must be computed again: the model's rotary embedding changes."""
     callback: Callback | None = None
     token_ids: list[int] = field(init=False)
     accepted: list[bool] = field(default_factory=list)
@@ -105,7 +107,16 @@ class Request:
 
     def max_useful_drafts(self, num_speculative_tokens: int) -> int:
         """Drafts whose rows can still matter: a step with ``k`` drafts may commit ``k + 1`` tokens."""
-        return max(0, min(num_speculative_tokens, self.max_num_tokens - self.num_tokens - 1))
+        room = min(num_speculative_tokens, self.max_num_tokens - self.num_tokens - 1)
+        if self.recompute_beyond is not None and self.num_tokens <= self.recompute_beyond:
+            room = min(room, self.recompute_beyond - self.num_tokens)
+        return max(0, room)
+
+    def roll_back(self, num_new: int) -> None:
+        """After ``num_new`` tokens were committed: K/V of rejected drafts is simply not counted."""
+        limit = self.recompute_beyond
+        crossed = limit is not None and self.num_tokens - num_new <= limit < self.num_tokens
+        self.num_computed_tokens = 0 if crossed else self.num_tokens - 1
 
 
 def check_prompt(prompt: Sequence[int], vocab_size: int, max_model_len: int) -> None:

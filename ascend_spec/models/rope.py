@@ -9,15 +9,14 @@ length change another's output. Two types do so:
   ``original_max_position_embeddings``, the boundary. ``generate`` throws a request's K/V away when it crosses
   the boundary and computes them again with the long factors. Here a row takes the long factors
 
-  - when its request is computed from its first token on (a prefill in one forward, or a recomputation) and is
-    longer than the boundary: what ``generate`` does for such a prompt;
-  - otherwise when the row's own position lies beyond the boundary: independent of how many drafts stand
-    beside it in the batch.
+  - when its request has more committed tokens than the boundary, computed or not
+    (``AttentionMetadata.num_tokens``): what ``generate`` does for such a prompt, and independent of how the
+    prompt is cut into chunks;
+  - where nobody says how many: when its request is computed from its first token on and is longer than the
+    boundary, or when its own position lies beyond it.
 
-  Equal to ``generate`` therefore are prompts prefilled in one forward and requests that are recomputed from
-  their first token when they first exceed the boundary (``ModelInfo.longrope_boundary``). A request that
-  crosses without recomputation keeps its short-factor K/V and goes on with long-factor queries; a prompt
-  prefilled in chunks mixes the two in the same way.
+  The engine computes a request again from its first token when it first exceeds the boundary
+  (``ModelInfo.longrope_boundary``), and lets no drafts straddle it: its text then equals ``generate``'s.
 """
 
 from __future__ import annotations
@@ -50,7 +49,10 @@ class LongRope(nn.Module):
         request = request.clamp(max=meta.seq_lens.shape[0] - 1)  # padding rows belong to nobody
         from_start = meta.seq_lens == meta.query_start_loc.diff()
         long_prefill = (from_start & (meta.seq_lens > self.boundary))[request]
-        self.is_long = (long_prefill | (positions >= self.boundary))[None, :, None]
+        is_long = long_prefill | (positions >= self.boundary)
+        if meta.num_tokens is not None:
+            is_long = (meta.num_tokens > self.boundary)[request]
+        self.is_long = is_long[None, :, None]
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         short, long = self.short(x, position_ids), self.long(x, position_ids)

@@ -42,10 +42,11 @@ def expand(attention: AttentionMetadata) -> AttentionMetadata:
     seq_lens = [max(seq - query + 1 + row, 0) if seq else 0 for query, seq in lens for row in range(query)]
     owners = [request for request, (query, _) in enumerate(lens) for _ in range(query)]
     device = attention.block_table.device
-    rows = len(owners)
+    rows, owner = len(owners), torch.tensor(owners, device=device)
     return replace(
         attention,
-        block_table=attention.block_table[torch.tensor(owners, device=device)],
+        block_table=attention.block_table[owner],
+        num_tokens=None if attention.num_tokens is None else attention.num_tokens[owner],
         query_start_loc=torch.arange(rows + 1, dtype=torch.int32, device=device),
         seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
         query_lens_cpu=(1,) * rows,

@@ -173,6 +173,7 @@ def _attention_metadata(
         query_lens_cpu=query_lens,
         seq_lens_cpu=seq_lens,
         max_query_len=max(query_lens),
+        num_tokens=device.int32([r.num_tokens for r in requests]),
     )
 
 
