@@ -39,7 +39,8 @@ $(STAMP): requirements/test.txt requirements/no-deps.txt pyproject.toml setup.py
 	@echo "[setup] pinned packages"
 	@$(PIP) -r requirements/test.txt
 	@$(PIP) --no-deps -r requirements/no-deps.txt
-	@$(PIP) --no-deps --no-build-isolation --editable .
+	@$(PIP) --no-deps --no-build-isolation --editable . 2>build.log || (cat build.log; exit 1)
+	@rm -f build.log
 	@touch $@
 
 setup-ascend: $(ASCEND_STAMP) $(NPU_STAMP)
