@@ -189,7 +189,7 @@ def test_mutants_are_caught(model, mutant, monkeypatch):
     assert tokens(llm.generate(PROMPTS, GREEDY)) != references()
 
 
-# ---------------------------------------------------------------------------------------- rows and bookkeeping
+# --------------------------------------------------------------------------------------- rows and bookkeeping
 def counting_model(eos=()) -> ScriptedModel:
     return ScriptedModel([n % 50 for n in range(64)], vocab_size=50, max_model_len=64, eos=eos)
 

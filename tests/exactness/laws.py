@@ -183,18 +183,16 @@ def check_nothing_left(verify: Verify, num_rows: int = NUM_ROWS) -> None:
     """q is p with its logits shifted by a constant: exact in float32, but the log-sum-exp is rounded. Where it
     is rounded down, q is larger than p everywhere; some drafts are rejected although nothing is left of
     p - q. The token must then come from p, which never gives id 0."""
-    p_logits = torch.tensor([-torch.inf, 0.375, -0.625, 0.15625])
+    p_logits = torch.tensor([-torch.inf, 0.375, -0.625, 0.0625])
     rejected = torch.zeros(4)
-    for shift in (2048.0, 4096.0, 8192.0):
-        for seeds in chunks(num_rows // 8):
-            for draft in (1, 2):
-                drafts = torch.full((len(seeds), 1), draft)
-                out = run(verify, p_logits, drafts, seeds, seeds % 73, p_logits + shift)
-                alone = out[:, 0] == 1
-                rejected += torch.bincount(out[alone, 1], minlength=4)
-    assert rejected.sum() > 10, "no draft was rejected: this check proves nothing"
-    assert rejected[0] == 0, "an empty residual gave id 0"
-    assert (rejected[1:] > 0).all(), "an empty residual must give tokens of p"
+    for seeds in chunks(num_rows // 2):
+        for draft in (1, 2):
+            drafts = torch.full((len(seeds), 1), draft)
+            out = run(verify, p_logits, drafts, seeds, seeds % 73, p_logits + 8192.0)
+            rejected += torch.bincount(out[out[:, 0] == 1, 1], minlength=4)
+    if rejected.sum() < 100:
+        raise RuntimeError("too few drafts were rejected: this check proves nothing")
+    assert_law(rejected, p_logits.softmax(0), "token after an empty residual")
 
 
 def check_impossible_draft(verify: Verify, num_rows: int = NUM_ROWS) -> None:

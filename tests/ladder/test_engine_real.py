@@ -1,7 +1,7 @@
 """Greedy text of the engine equals transformers' `generate`, whatever is drafted and however it is scheduled.
 
 The full product of settings runs on a tiny random model. On a real one (SmolLM2-135M, fp32) a small set of
-cells has each level of each factor at least once, and ``--full`` runs them all. A differing token is a failure
+cells has each level of each factor at least once, and ``--full`` runs them all. A differing token fails
 unless transformers' own two best logits lie closer than ``NEAR_TIE`` there: then sums taken in another order
 may decide.
 """
