@@ -152,7 +152,7 @@ class LLM:
             sampling_params = [sampling_params or SamplingParams()] * len(batch)
         if len(sampling_params) != len(batch):
             raise RequestError(
-                f"{len(sampling_params)} sampling_params for {len(batch)} prompts were given: pass one or as many"
+                f"{len(sampling_params)} sampling_params were given for {len(batch)} prompts: give one each"
             )
         outputs: list[RequestOutput | _Live] = []
         try:
