@@ -154,8 +154,11 @@ def test_bad_model(fails, tmp_path):
     bare = tmp_path / "bare"
     tiny_models.build(tiny_models.config("llama")).save_pretrained(bare)
     check(bare, "has no tokenizer", "tokenizer.json")
-    bare.joinpath("config.json").unlink()
     save_tokenizer(bare)
+    weights = bare / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    check(bare, "weights", "incomplete", "download it again")
+    bare.joinpath("config.json").unlink()
     check(bare, "without config.json")
     whole = tmp_path / "whole.gguf"
     write_gguf(whole, tiny_models.build(tiny_models.config("llama")))
@@ -322,11 +325,9 @@ def test_a_race_counts_its_own_drafts_only():
     spec = Lane("speculative", LLM(ScriptedModel(script, 32, 64), speculative_config=NGRAM))
     params = SamplingParams(temperature=0.0, max_tokens=6)
     first, second = (race(Lane("plain", scripted(script)), spec, script[:6], params) for _ in range(2))
-    assert first.num_drafts == second.num_drafts > 0
-    assert first.num_accepted_per_pos == second.num_accepted_per_pos
-    assert (
-        sum(first.num_accepted_per_pos) == 4
-    )  # six tokens: the prompt's own step gives one, a draft's bonus another
+    # the prompt's step gives one token, a draft of three and its bonus four; the last step needs no draft
+    for result in (first, second):
+        assert (result.num_drafts, result.num_accepted_per_pos) == (1, (1, 1, 1))
 
 
 def test_summary_of_results():
@@ -362,7 +363,8 @@ def test_live_view_colours_accepted_drafts():
     picture = console.file.getvalue()
     assert "\x1b[32m[drafted]\x1b[0m" in picture
     assert "\x1b[32mdrawn" not in picture
-    assert "speculative: 12.5 tokens/s, 2 tokens" in picture
+    assert "speculative: 12.5 tokens/s" in picture
+    assert "2 tokens" in picture
 
 
 def test_plain_view_writes_lines():

@@ -1,0 +1,74 @@
+"""``ascend-spec generate``: text for one prompt, streamed, or for a file of prompts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from ascend_spec.cli.errors import judging_input
+from ascend_spec.config import load_speculative_config
+
+
+def run(args: argparse.Namespace) -> int:
+    with judging_input():
+        config = load_speculative_config(args.speculative_config)
+    # after the config, which is judged at once, come the imports that take seconds
+    from ascend_spec.cli.inputs import load_model, read_prompts, token_ids
+    from ascend_spec.engine import LLM, OutputChunk, RequestError
+    from ascend_spec.types import SamplingParams
+
+    texts = [args.prompt] if args.prompt is not None else read_prompts(args.prompts_file)
+    model, tokenizer = load_model(args.model)
+    with judging_input():
+        llm = LLM(
+            model,
+            tokenizer=tokenizer,
+            speculative_config=config,
+            max_model_len=args.max_model_len,
+            num_kv_blocks=args.num_kv_blocks,
+        )
+    params = SamplingParams(
+        temperature=args.temperature,
+        seed=args.seed,
+        max_tokens=args.max_tokens,
+        min_tokens=args.min_tokens,
+        stop=tuple(args.stop),
+        ignore_eos=args.ignore_eos,
+    )
+    prompts = [token_ids(tokenizer, text, args.chat) for text in texts]
+    streamed = len(texts) == 1 and not args.json
+
+    def stream(chunk: OutputChunk) -> None:
+        print(chunk.text, end="", flush=True)
+
+    with judging_input(RequestError):  # which is raised when there is but one prompt
+        outputs = llm.generate(prompts, params, callback=stream if streamed else None)
+    if streamed:
+        print()
+    for text, output in zip(texts, outputs, strict=True):
+        _report(text, output, args.json, streamed)
+    if args.json:
+        print(json.dumps({"metrics": _metrics(llm)}))
+    return 1 if any(output.error for output in outputs) else 0
+
+
+def _report(prompt: str, output: Any, as_json: bool, streamed: bool) -> None:
+    if as_json:
+        fields = {key: asdict(output)[key] for key in ("text", "token_ids", "finish_reason", "error")}
+        print(json.dumps({"prompt": prompt, **fields}))
+    elif not streamed:
+        print(f"=== {prompt}\n{output.text}\n")
+    if output.error:
+        print(f"ascend-spec: error: prompt {prompt[:60]!r}: {output.error}", file=sys.stderr)
+
+
+def _metrics(llm: Any) -> dict[str, Any]:
+    metrics = llm.metrics
+    return {
+        "acceptance_rate": metrics.acceptance_rate,
+        "mean_acceptance_length": metrics.mean_acceptance_length,
+        **metrics.prometheus(),
+    }
