@@ -84,7 +84,7 @@ class SamplingParams:
     """How one request is sampled. Names and defaults are vLLM's."""
 
     temperature: float = 1.0
-    """0 is greedy."""
+    """0 is greedy; else 1e-6 to 1e6."""
     seed: int | None = None
     """None: the engine draws one."""
     max_tokens: int = 16

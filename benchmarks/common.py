@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import json
 import os
 import platform
@@ -51,7 +52,10 @@ def environment(device: str) -> dict[str, Any]:
         "cpu": cpu_model(),
         "threads": torch.get_num_threads(),
         "load_average_before": round(os.getloadavg()[0], 2),
-        "versions": {"python": platform.python_version(), **versions("torch", "numba", "triton", "transformers")},
+        "versions": {
+            "python": platform.python_version(),
+            **versions("torch", "numba", "triton", "transformers"),
+        },
     }
 
 
@@ -59,6 +63,22 @@ def cpu_model() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def watch_other_work() -> Callable[[], float | None]:
+    """Start watching; the function returned tells how many cores other programs have kept busy since then.
+    None where the system does not say."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return lambda: None
+
+    def busy_seconds_of_others() -> float:
+        user, nice, system, _idle, _wait, *rest = map(int, stat.read_text().split("\n", 1)[0].split()[1:9])
+        own = os.times()
+        return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK") - own.user - own.system
+
+    start, busy = perf_counter(), busy_seconds_of_others()
+    return lambda: max(0.0, round((busy_seconds_of_others() - busy) / (perf_counter() - start), 2))
 
 
 def versions(*packages: str) -> dict[str, str | None]:
@@ -70,6 +90,15 @@ def versions(*packages: str) -> dict[str, str | None]:
         except PackageNotFoundError:
             found[package] = None
     return found
+
+
+def require(device: str) -> None:
+    """End the program with a reason where ``device`` cannot be used."""
+    if device == "npu" and importlib.util.find_spec("torch_npu"):
+        importlib.import_module("torch_npu")  # teaches torch the word "npu"
+    module = getattr(torch, device, None)
+    if module is None or not module.is_available():
+        raise SystemExit(f"--device {device} was given, but torch finds none here: leave it out, or use cpu")
 
 
 def warn_if_busy() -> None:

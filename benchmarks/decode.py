@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from common import RESULTS, environment, interleave, warn_if_busy, write_json
+from common import RESULTS, environment, interleave, warn_if_busy, watch_other_work, write_json
 from prompts import Prompt, load
 
 #: ratios of tokens per second that are reported
@@ -153,7 +153,9 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", help="directory of a model in transformers' format; default: the demo model")
+    parser.add_argument(
+        "--model", help="directory of a model in transformers' format; default: the demo model"
+    )
     parser.add_argument("--max-tokens", type=int, default=96, help="most output tokens")
     parser.add_argument("--num-speculative-tokens", type=int, default=5, help="of both drafters")
     parser.add_argument("--prompts-per-kind", type=int, default=2)
@@ -177,14 +179,18 @@ def main(argv: list[str] | None = None) -> None:
     prompts = [(prompt, encode(tokenizer, prompt)) for prompt in load(args.prompts_per_kind)]
     for generate in variants.values():  # compiles, warms up
         generate(prompts[0][1])
-    rows = []
+    other_work, rows = watch_other_work(), []
     for prompt, ids in prompts:
         row = measure(variants, prompt, ids, args.repeats)
         rows.append(row)
         speeds = "  ".join(f"{name} {speed:.1f}" for name, speed in row["tokens_per_second"].items())
-        print(f"{prompt.kind:8} {len(ids):4} + {row['output_tokens']['plain']:3} tokens: {speeds} tokens/s", flush=True)
+        print(
+            f"{prompt.kind:8} {len(ids):4} + {row['output_tokens']['plain']:3} tokens: {speeds} tokens/s",
+            flush=True,
+        )
     result = {
         **facts,
+        "cores_busy_with_other_work": other_work(),
         "model": Path(args.model).name,
         "dtype": "float32",
         "max_tokens": args.max_tokens,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ascend_spec.cli.prompts import demo_prompts
 
+
 @dataclass(frozen=True)
 class Prompt:
     kind: str

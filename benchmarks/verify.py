@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from common import RESULTS, environment, interleave, warn_if_busy, write_json
+from common import RESULTS, environment, interleave, require, warn_if_busy, watch_other_work, write_json
 
 MODES = ("one-hot", "sampled", "greedy")
 
@@ -90,10 +90,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
+    require(args.device)
     import ascend_spec_ops  # noqa: F401  (registers the operator)
 
     torch.set_num_threads(args.threads)
     warn_if_busy()
+    other_work = watch_other_work()
     result = {
         **environment(args.device),
         "dtype": "float32",
@@ -111,7 +113,7 @@ def main(argv: list[str] | None = None) -> None:
                 f"   ratio {case['ratio']:.2f}",
                 flush=True,
             )
-    write_json(args.output, result)
+    write_json(args.output, {**result, "cores_busy_with_other_work": other_work()})
 
 
 if __name__ == "__main__":

@@ -75,6 +75,11 @@ def test_hyphens_are_underscores():
     assert (config.num_speculative_tokens, config.prompt_lookup_max) == (2, 3)
 
 
+def test_none_counts_as_not_given_at_every_depth():
+    given = {**K, "prompt_lookup_max": None, "ascend_spec": {"rejection_sample_method": None}}
+    assert load_speculative_config(given) == load_speculative_config(K)
+
+
 def test_config_cannot_be_changed():
     config = load_speculative_config(K)
     with pytest.raises(ValueError):
@@ -111,6 +116,8 @@ def test_config_cannot_be_changed():
         ("{'method': 'ngram'}", ["not JSON", "single quotes"]),
         ("[1]", ["given [1]", "JSON object"]),
         ("", ["not JSON"]),
+        ("[" * 100_000, ["not JSON"]),
+        ('{"num_speculative_tokens": ' + "1" * 5000 + "}", ["not JSON", "1'..."]),
         (4, ["given 4", "JSON object"]),
     ],
 )

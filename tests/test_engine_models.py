@@ -71,3 +71,15 @@ def test_a_longrope_request_that_keeps_its_short_keys_differs(monkeypatch):
     llm = LLM(CausalLM.from_module(hf_model), block_size=4)
     output = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True))[0]
     assert list(output.token_ids) != expected[0]
+
+
+@pytest.mark.parametrize("num_kv_blocks", [3, 4, 5])
+def test_a_longrope_request_crosses_its_boundary_in_a_full_pool(num_kv_blocks):
+    """All cross at the end of a block: the token that crosses needs a block that others hold."""
+    hf_model = build(config("phi3-longrope"))
+    prompts = [list(range(3 + n, n + BOUNDARY - 2)) for n in range(4)]
+    expected = references(copy.deepcopy(hf_model), prompts)
+    llm = LLM(CausalLM.from_module(hf_model), max_model_len=48, block_size=16, num_kv_blocks=num_kv_blocks)
+    outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True))
+    assert [list(output.token_ids) for output in outputs] == expected
+    assert len(llm.blocks.free_block_ids) == num_kv_blocks

@@ -300,7 +300,7 @@ def test_forward_runs_on_meta_tensors(name: str) -> None:
 
 def test_info() -> None:
     hf_model = build(config("qwen3"))
-    hf_model.generation_config.eos_token_id = [7, 9]
+    hf_model.generation_config.eos_token_id = [7, 9, 160, -1]  # the last two can never be drawn
     hf_model.config.eos_token_id = 9
     info = CausalLM.from_module(hf_model).info
     assert (info.num_layers, info.num_kv_heads, info.head_dims) == (3, (2, 2, 2), (32, 32, 32))

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from gguf import GGUFWriter
+from safetensors.torch import load_file, save_file
 from tiny_models import PagedRequests, build, config
 from torch import nn
 
@@ -176,6 +177,41 @@ def test_directory_without_tokenizer(tmp_path: Path, llama: Any) -> None:
     with pytest.raises(FileNotFoundError) as error:
         load_tokenizer(tmp_path)
     one_paragraph(error.value, str(tmp_path), "no tokenizer", "tokenizer.json", "Copy")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def without_a_tensor(path: Path) -> None:
+    tensors = load_file(path)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "words"),
+    [
+        ("model.safetensors", cut, "incomplete"),
+        ("model.safetensors", lambda path: path.write_bytes(b""), "incomplete"),
+        ("model.safetensors", Path.unlink, "missing"),
+        # transformers would draw it at random
+        ("model.safetensors", without_a_tensor, r"lacks 1 tensor.*layers\.1\.mlp\.up_proj"),
+        ("config.json", cut, "config.json"),
+        ("config.json", lambda path: path.write_text('{"model_type": "nonsense"}'), "nonsense"),
+        ("config.json", lambda path: path.write_text("{}"), "model_type"),
+        ("tokenizer.json", lambda path: path.write_text("{"), "incomplete"),
+    ],
+)  # fmt: skip
+def test_a_spoilt_directory_is_one_paragraph(name: str, spoil: Any, words: str, llama: Any, tmp_path: Path):
+    copy.deepcopy(llama).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").touch()
+    spoil(tmp_path / name)
+    load = load_tokenizer if name == "tokenizer.json" else CausalLM.load
+    with pytest.raises(ValueError, match=words) as error:
+        load(tmp_path)
+    assert str(tmp_path) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_file_that_is_not_gguf(tmp_path: Path) -> None:

@@ -38,15 +38,24 @@ def load_speculative_config(value: str | dict[str, Any] | None) -> SpeculativeCo
 def _parse(text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # JSONDecodeError, a number or nesting beyond Python's limits
         raise ConfigError(
-            f"Speculative config: given {text!r}, which is not JSON ({error}); write an object like "
+            f"Speculative config: given {shortened(text)}, which is not JSON ({error}); write an object like "
             f"{EXAMPLE}, in single quotes on a command line."
         ) from None
 
 
+def shortened(text: str) -> str:
+    """``text`` as it is quoted in an error."""
+    return repr(text) if len(text) <= 200 else f"{text[:200]!r}..."
+
+
 def _underscored(fields: dict[str, Any]) -> dict[str, Any]:
-    """Keys with underscores for hyphens, at every depth; one option given twice is an error."""
+    """Keys with underscores for hyphens and without those whose value is None, at every depth; one option
+    given twice is an error."""
     result: dict[str, Any] = {}
     for key, value in fields.items():
         name = str(key).replace("-", "_")
@@ -55,4 +64,4 @@ def _underscored(fields: dict[str, Any]) -> dict[str, Any]:
                 f"Speculative config: '{name}' was given twice, with hyphens and underscores. Remove one."
             )
         result[name] = _underscored(value) if isinstance(value, dict) else value
-    return result
+    return {name: value for name, value in result.items() if value is not None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 from collections import deque
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from ascend_spec.drafters import create_drafter
 from ascend_spec.engine.block_manager import BlockManager
 from ascend_spec.engine.detokenizer import Detokenizer
 from ascend_spec.engine.outputs import append_tokens, finished_output, new_chunk
-from ascend_spec.engine.pool import TokenPool, trim_draft
+from ascend_spec.engine.pool import TokenPool, check_draft, trim_draft
 from ascend_spec.engine.request import (
     Callback,
     OutputChunk,
@@ -26,6 +27,7 @@ from ascend_spec.engine.request import (
     RequestOutput,
     check_params,
     check_prompt,
+    read_token_ids,
 )
 from ascend_spec.engine.scheduler import Scheduler
 from ascend_spec.engine.step import StepRunner, device_step
@@ -80,7 +82,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | CausalLM,
+        model: str | os.PathLike[str] | CausalLM,
         *,
         tokenizer: Any = None,
         speculative_config: str | dict | SpeculativeConfig | None = None,
@@ -99,19 +101,21 @@ class LLM:
     ) -> None:
         if not isinstance(speculative_config, SpeculativeConfig):
             speculative_config = load_speculative_config(speculative_config)
-        if isinstance(model, str):
+        if isinstance(model, str | os.PathLike):
             tokenizer = tokenizer or load_tokenizer(model)
             model = CausalLM.load(model, dtype=dtype, device=device)
         self.model, self.tokenizer = model, tokenizer
         self.max_model_len = _check_max_model_len(max_model_len, model.info.max_model_len)
         self.num_speculative_tokens = speculative_config.num_speculative_tokens if speculative_config else 0
+        _check_drafts(self.num_speculative_tokens, self.max_model_len, drafter)
         self.drafter = drafter or (create_drafter(speculative_config) if speculative_config else None)
-        _check_positive(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         self.facts = facts or device_facts(model.info.device)
-        block_size = block_size or self.facts.block_size
-        num_kv_blocks = num_kv_blocks or _affordable_blocks(
-            model, block_size, self.max_model_len, max_num_seqs
+        block_size = self.facts.block_size if block_size is None else block_size
+        _check_positive(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, block_size=block_size
         )
+        if num_kv_blocks is None:
+            num_kv_blocks = _affordable_blocks(model, block_size, self.max_model_len, max_num_seqs)
         _check_pool(num_kv_blocks, block_size, self.max_model_len)
         self.kv_caches = model.allocate_kv_cache(num_kv_blocks, block_size)
         self.metrics = SpecDecodeMetrics()
@@ -146,7 +150,7 @@ class LLM:
             RequestError: the only prompt is bad. In a batch a bad prompt gets an output with ``error`` set.
         """
         batch: list[Prompt] = list(prompts)  # type: ignore[arg-type]
-        if isinstance(prompts, str) or (batch and isinstance(batch[0], int)):
+        if isinstance(prompts, str) or (batch and _is_number(batch[0])):
             batch = [prompts]  # type: ignore[list-item]
         if not isinstance(sampling_params, Sequence):
             sampling_params = [sampling_params or SamplingParams()] * len(batch)
@@ -168,6 +172,8 @@ class LLM:
             while any(item.output is None for item in live):
                 self.step()
         except BaseException:  # from a callback perhaps: its requests must not stay behind
+            own = {item.request.request_id for item in outputs if isinstance(item, _Live)}
+            self._chunks = deque(entry for entry in self._chunks if entry[1].request_id not in own)
             for item in outputs:
                 if isinstance(item, _Live) and item.output is None:
                     item.request.finish_reason = "abort"
@@ -189,7 +195,9 @@ class LLM:
             RequestError: bad prompt or parameters, or an id that is in use.
         """
         params = sampling_params or SamplingParams()
-        request_id = request_id or f"request-{next(self._request_ids)}"
+        if request_id is None:
+            unused = (f"request-{n}" for n in self._request_ids)
+            request_id = next(name for name in unused if name not in self._live)
         if request_id in self._live:
             raise RequestError(f"request_id={request_id!r} was given, which is in use: choose another one")
         token_ids = self._encode(prompt)
@@ -233,9 +241,14 @@ class LLM:
         if not scheduled:
             return []
         self._update_pool(scheduled)
-        output_token_ids = self.runner.run(scheduled, self.draft)
-        self._propose(scheduled)
-        rows = iter(output_token_ids.tolist())  # the one device-to-host copy of the step
+        try:
+            output_token_ids = self.runner.run(scheduled, self.draft)
+            self._propose(scheduled)
+            rows = iter(output_token_ids.tolist())  # the one device-to-host copy of the step
+        except BaseException:  # the step never was; drafts that continue it must not be judged
+            self.draft = None
+            self._count_drafts()
+            raise
         finished = []
         for item in scheduled:
             live = self._live[item.request_id]
@@ -251,15 +264,18 @@ class LLM:
         return finished
 
     def _deliver(self) -> None:
-        """Callbacks come last, when the engine's books are in order: they may abort, add, or raise."""
-        try:
-            while self._chunks:
-                callback, chunk = self._chunks.popleft()
+        """Callbacks come last, when the engine's books are in order: they may abort, add, or raise. One that
+        raises does not cost other requests their chunks."""
+        failure = None
+        while self._chunks:
+            callback, chunk = self._chunks.popleft()
+            try:
                 if callback is not None:
                     callback(chunk)
-        except BaseException:
-            self._chunks.clear()
-            raise
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _update_pool(self, scheduled: Sequence[ScheduledRequest]) -> None:
         for item in scheduled:
@@ -279,6 +295,7 @@ class LLM:
         batch = self.pool.draft_batch(sorted(slots), self.num_speculative_tokens)
         try:
             draft = self.drafter.propose(batch)
+            check_draft(draft, batch.token_ids.shape[0], self.model.info.vocab_size)
             self.draft = replace(draft, token_ids=trim_draft(draft, batch, self.model.info.vocab_size))
         except Exception as error:  # whatever a drafter does, output goes on without it
             reason = f"drafter failed: {type(error).__name__}"
@@ -307,10 +324,11 @@ class LLM:
         """How many drafts each request has. Where the host cannot look, that is how many were asked for, and
         empty slots are judged for nothing."""
         counts = None
+        width = 0 if self.draft is None else min(self.num_speculative_tokens, self.draft.token_ids.shape[1])
         if self.draft is not None and self.facts.host_readable:
             counts = (self.draft.token_ids >= 0).sum(1).tolist()
         for request in self.scheduler.running:
-            wanted = request.max_useful_drafts(self.num_speculative_tokens) if self.draft is not None else 0
+            wanted = request.max_useful_drafts(width)
             if not request.decodes:
                 wanted = 0
             request.num_drafts = wanted if counts is None else min(wanted, counts[request.slot])
@@ -330,12 +348,23 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
-            return [int(token) for token in prompt]
+            return read_token_ids(prompt)
         if self.tokenizer is None:
             raise RequestError(
                 "a text prompt was given to an engine without a tokenizer: pass token ids, or give it one"
             )
-        return list(self.tokenizer.encode(prompt))
+        try:
+            return list(self.tokenizer.encode(prompt))
+        except Exception as error:  # a lone surrogate for instance; its neighbours in the batch go on
+            raise RequestError(
+                f"the tokenizer cannot encode the prompt {prompt[:80]!r} ({type(error).__name__}: {error}): "
+                "take out what is not plain text"
+            ) from error
+
+
+def _is_number(item: Any) -> bool:
+    """A token id, NumPy's and torch's included: then what holds it is one prompt and not several."""
+    return isinstance(item, int) or getattr(item, "ndim", None) == 0
 
 
 def _check_max_model_len(given: int | None, supported: int) -> int:
@@ -346,8 +375,21 @@ def _check_max_model_len(given: int | None, supported: int) -> int:
 
 def _check_positive(**sizes: int) -> None:
     for name, value in sizes.items():
-        if value < 1:
-            raise ValueError(f"{name}={value} was given; choose 1 or more")
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r} was given; choose an integer, 1 or more")
+
+
+def _check_drafts(num_speculative_tokens: int, max_model_len: int, drafter: Any) -> None:
+    if drafter is not None and num_speculative_tokens == 0:
+        raise ValueError(
+            "a drafter was given without speculative_config: add one, whose num_speculative_tokens says how "
+            "many drafts it may make"
+        )
+    if num_speculative_tokens >= max_model_len:
+        raise ValueError(
+            f"num_speculative_tokens={num_speculative_tokens} was given; with max_model_len={max_model_len} "
+            f"at most {max_model_len - 1} can be used: lower it"
+        )
 
 
 def _check_pool(num_kv_blocks: int, block_size: int, max_model_len: int) -> None:

@@ -43,22 +43,24 @@ class TokenPool:
             self.block_table[request.slot, begin:end] = self.upload.int32(request.block_ids[begin:])
             self.num_table_blocks[request.slot] = end
 
-    def commit(self, slots: torch.Tensor, output_token_ids: torch.Tensor) -> None:
+    def commit(self, slots: torch.Tensor, positions: torch.Tensor, output_token_ids: torch.Tensor) -> None:
         """Append what a step emitted.
 
         Args:
             slots: ``[B]`` int64; the last row for padded requests.
+            positions: ``[B]`` int64, where each one's first token goes: what the host has committed, so that
+                a step which broke off half-way leaves nothing behind.
             output_token_ids: ``[B, K + 2]`` int32, counts first.
         """
         counts, tokens = output_token_ids[:, 0], output_token_ids[:, 1:]
         column = torch.arange(tokens.shape[1], device=slots.device)
         emitted = column < counts[:, None]
         width = self.token_ids.shape[1]
-        places = slots[:, None] * width + self.num_tokens[slots][:, None] + column
+        places = slots[:, None] * width + positions[:, None] + column
         nowhere = self.token_ids.numel() - 1
         places = torch.where(emitted, places, nowhere)
         self.token_ids.view(-1).scatter_(0, places.flatten(), tokens.flatten())
-        self.num_tokens.scatter_add_(0, slots, counts)
+        self.num_tokens[slots] = positions.to(torch.int32) + counts
         self.num_tokens[-1] = 0
 
     def draft_batch(self, slots: Sequence[int], num_speculative_tokens: int) -> DraftBatch:
@@ -70,6 +72,33 @@ class TokenPool:
             token_ids=self.token_ids[:-1],
             num_tokens=(self.num_tokens * wanted)[:-1],
             num_speculative_tokens=(room * wanted)[:-1],
+        )
+
+
+def check_draft(draft: Draft, num_slots: int, vocab_size: int) -> None:
+    """Hold a drafter to the shapes and dtypes of :class:`Draft`, before a step trips over them.
+
+    Raises:
+        ValueError: what was given and what it must be.
+    """
+    tokens, logits, temperature = draft.token_ids, draft.logits, draft.temperature
+    if tokens.dtype != torch.int32 or tokens.dim() != 2 or tokens.shape[0] != num_slots:
+        raise ValueError(
+            f"draft token_ids are {list(tokens.shape)} {tokens.dtype}; they must be [{num_slots}, K] int32"
+        )
+    if (logits is None) != (temperature is None):
+        raise ValueError("a draft has logits or temperature alone; give both, or neither if deterministic")
+    if logits is None or temperature is None:
+        return
+    if logits.shape != (*tokens.shape, vocab_size) or not logits.is_floating_point():
+        raise ValueError(
+            f"draft logits are {list(logits.shape)} {logits.dtype}; they must be floating point, "
+            f"{[*tokens.shape, vocab_size]}"
+        )
+    if temperature.shape != (num_slots,) or temperature.dtype != torch.float32:
+        raise ValueError(
+            f"draft temperature is {list(temperature.shape)} {temperature.dtype}; it must be [{num_slots}] "
+            "float32"
         )
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
+from operator import index
 from typing import Literal
 
 from ascend_spec.types import SamplingParams
+
+#: Least and largest temperature but 0: beyond, logits divided by it no longer fit float32.
+TEMPERATURES = (1e-6, 1e6)
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -119,6 +123,19 @@ class Request:
         self.num_computed_tokens = 0 if crossed else self.num_tokens - 1
 
 
+def read_token_ids(prompt: Sequence[int]) -> list[int]:
+    """The prompt as Python integers. Raises :class:`RequestError` for what is no sequence of them."""
+    try:
+        if isinstance(prompt, bytes):
+            raise TypeError
+        return [index(token) for token in prompt]
+    except TypeError:
+        raise RequestError(
+            f"a prompt {prompt!r:.80} of type {type(prompt).__name__} was given; pass text, or a sequence of "
+            "token ids, which are integers"
+        ) from None
+
+
 def check_prompt(prompt: Sequence[int], vocab_size: int, max_model_len: int) -> None:
     """Raises :class:`RequestError` for a prompt of token ids that cannot be served."""
     if len(prompt) == 0:
@@ -137,18 +154,26 @@ def check_prompt(prompt: Sequence[int], vocab_size: int, max_model_len: int) -> 
 
 def check_params(params: SamplingParams, vocab_size: int, has_tokenizer: bool) -> None:
     """Raises :class:`RequestError` for sampling parameters out of range."""
-    if not (math.isfinite(params.temperature) and params.temperature >= 0):
-        raise RequestError(f"temperature={params.temperature} was given; choose 0 (greedy) or more")
-    if params.max_tokens < 1:
-        raise RequestError(f"max_tokens={params.max_tokens} was given; choose 1 or more")
-    if not 0 <= params.min_tokens <= params.max_tokens:
+    temperature, (low, high) = params.temperature, TEMPERATURES
+    if not (isinstance(temperature, Real) and (temperature == 0 or low <= temperature <= high)):
+        raise RequestError(f"temperature={temperature!r} was given; choose 0 (greedy) or {low:g} to {high:g}")
+    if not (isinstance(params.seed, Integral) or params.seed is None):
+        raise RequestError(f"seed={params.seed!r} was given; choose an integer, or None for any")
+    if not (isinstance(params.max_tokens, Integral) and params.max_tokens >= 1):
+        raise RequestError(f"max_tokens={params.max_tokens!r} was given; choose an integer, 1 or more")
+    if not (isinstance(params.min_tokens, Integral) and 0 <= params.min_tokens <= params.max_tokens):
         raise RequestError(
-            f"min_tokens={params.min_tokens} was given; choose 0 to max_tokens={params.max_tokens}"
+            f"min_tokens={params.min_tokens!r} was given; choose 0 to max_tokens={params.max_tokens}"
         )
-    bad = next((token for token in params.stop_token_ids if not 0 <= token < vocab_size), None)
-    if bad is not None:
-        raise RequestError(f"stop token id {bad} was given; the model's ids are 0 to {vocab_size - 1}")
-    if isinstance(params.stop, str) or not all(params.stop):
+    if not isinstance(params.stop_token_ids, tuple | list):
+        raise RequestError(f"stop_token_ids={params.stop_token_ids!r} was given; pass a tuple of token ids")
+    for token in params.stop_token_ids:
+        if not (isinstance(token, Integral) and 0 <= token < vocab_size):
+            raise RequestError(
+                f"stop token id {token!r} was given; the model's ids are 0 to {vocab_size - 1}"
+            )
+    stops = params.stop
+    if not (isinstance(stops, tuple | list) and all(isinstance(stop, str) and stop for stop in stops)):
         raise RequestError(f"stop={params.stop!r} was given; pass a tuple of strings that are not empty")
     if params.stop and not has_tokenizer:
         raise RequestError("stop strings were given to an engine without a tokenizer: pass one to LLM")

@@ -18,8 +18,8 @@ class Scheduler:
 
     A step takes the last token of each decoding request, then as many of their drafts as budget and blocks
     allow, and fills the budget with chunks of prompts. A prompt's blocks are taken when it starts, so only
-    decoding can run out of them; then the newest running request gives up its blocks and is computed again
-    later (its committed tokens are its prompt then).
+    requests that have grown can run out of them; then the newest running request gives up its blocks and is
+    computed again later (its committed tokens are its prompt then).
     """
 
     def __init__(
@@ -52,7 +52,8 @@ class Scheduler:
     def _schedule_decodes(self) -> list[ScheduledRequest]:
         scheduled = []
         budget = self.max_num_batched_tokens
-        pending = deque(request for request in self.running if request.decodes)
+        # a request that must be computed again (LongRope) is a prompt that has grown: it may need a block too
+        pending = deque(r for r in self.running if r.decodes or not self.blocks.holds(r))
         draft_budget = max(0, budget - len(pending))
         if (self.waiting and self.free_slots) or len(pending) < len(self.running):
             draft_budget //= 2  # drafts are only guesses: prompts get the other half
@@ -62,6 +63,9 @@ class Scheduler:
                 self._preempt_newest(pending)
             if request.slot < 0:
                 break  # it was itself the newest
+            if not request.decodes:
+                self.blocks.allocate(request, request.num_tokens)  # its rows are scheduled with the prompts
+                continue
             # a block for each decode still to come: drafts must not be the reason for a preemption
             reserved = len(pending) * self.blocks.block_size
             room = max(0, self.blocks.capacity(request) - request.num_tokens - reserved)

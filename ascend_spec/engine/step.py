@@ -54,7 +54,7 @@ class StepRunner:
         bucket = self._bucket(scheduled)
         plan = self.scorer.pack(scheduled, self.pool.token_ids, self.pool.block_table, draft, bucket)
         output = self.step(plan) if bucket is None else self._replay(bucket, plan)
-        self.pool.commit(plan.slots, output)
+        self.pool.commit(plan.slots, plan.sample_positions, output)
         return output
 
     def _bucket(self, scheduled: list[ScheduledRequest]) -> Bucket | None:

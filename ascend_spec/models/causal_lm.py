@@ -165,7 +165,8 @@ def _info(hf_model: Any, config: Any, calls: list[RecordedCall], long_ropes: lis
         head_dims=tuple(call.head_dim for call in calls),
         vocab_size=config.vocab_size,
         max_model_len=config.max_position_embeddings,
-        eos_token_ids=_eos_token_ids(hf_model),
+        # an id beyond the logits can never come
+        eos_token_ids=tuple(id_ for id_ in _eos_token_ids(hf_model) if 0 <= id_ < config.vocab_size),
         dtype=hf_model.dtype,
         device=hf_model.device,
         longrope_boundary=boundary if boundary < config.max_position_embeddings else None,

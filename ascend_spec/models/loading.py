@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ def load_hf_model(path: str | os.PathLike[str], dtype: torch.dtype) -> Any:
 
     Raises:
         FileNotFoundError: no such path, or a directory without config.json.
-        ValueError: an unreadable config or GGUF file.
+        ValueError: an unreadable config or weight file, or weights that lack some of the model's tensors.
         UnsupportedModelError: not a decoder-only language model.
     """
     path = _existing(path)
@@ -33,7 +35,7 @@ def load_hf_model(path: str | os.PathLike[str], dtype: torch.dtype) -> Any:
             "that holds a .gguf file, name the file)."
         )
     _refuse_other_kinds(path)
-    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+    return _load_weights(path, path, dtype=dtype, local_files_only=True)
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Any:
@@ -41,7 +43,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Any:
 
     Raises:
         FileNotFoundError: no such path, or a directory without tokenizer files.
-        ValueError: an unreadable GGUF file.
+        ValueError: unreadable files.
     """
     path = _existing(path)
     if path.is_file():
@@ -51,7 +53,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Any:
             f"{path} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there. Copy the tokenizer "
             "files of the model this one was made from into it, or pass the directory that has them."
         )
-    return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    with _readable(path):
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
 
 
 def _existing(path: str | os.PathLike[str]) -> Path:
@@ -67,7 +70,8 @@ def _existing(path: str | os.PathLike[str]) -> Path:
 
 def _refuse_other_kinds(path: Path) -> None:
     """Before the weights are read."""
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    with _readable(path):
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
     if config.is_encoder_decoder:
         kind = "an encoder-decoder"
     elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -80,12 +84,21 @@ def _refuse_other_kinds(path: Path) -> None:
     )
 
 
+def _load_weights(path: Path, source: Path, **options: Any) -> Any:
+    with _readable(path):
+        model, found = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
+    if missing := sorted(found["missing_keys"]):  # transformers only warns, and draws them at random
+        raise ValueError(
+            f"{path} lacks {len(missing)} tensor(s) that a {type(model).__name__} of its config has "
+            f"({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}). Download the model again, or "
+            "pass one whose weights belong to its config."
+        )
+    return model
+
+
 def _load_gguf(path: Path, dtype: torch.dtype) -> Any:
     _require_gguf(path)
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
-    except Exception as error:  # the reader of a cut file raises whatever its first misread byte leads to
-        raise ValueError(_unreadable_gguf(path, error)) from error
+    loaded = _load_weights(path, path.parent, gguf_file=path.name, dtype=dtype)
     # The object counts as quantized and refuses to be saved, although its weights are plain by now: move them
     # into a model built from a config that never heard of quantization.
     config = loaded.config
@@ -103,11 +116,9 @@ def _load_gguf_tokenizer(path: Path) -> Any:
     _require_gguf(path)
     from gguf import GGUFReader
 
-    try:
+    with _readable(path):
         fields = GGUFReader(path).fields
         tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    except Exception as error:  # as above
-        raise ValueError(_unreadable_gguf(path, error)) from error
     if _adds_bos(fields) and tokenizer.bos_token is not None:
         tokenizer.add_bos_token = True  # the conversion forgets it; Gemma without its BOS writes gibberish
         tokenizer.update_post_processor()
@@ -137,8 +148,27 @@ def _require_gguf(path: Path) -> None:
         )
 
 
-def _unreadable_gguf(path: Path, error: Exception) -> str:
-    size, cause = path.stat().st_size, " ".join(f"{type(error).__name__}: {error}".split())
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Readers of a cut or foreign file raise whatever its first misread byte leads to."""
+    try:
+        yield
+    except Exception as error:
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        unreadable = _unreadable_gguf if path.is_file() else _unreadable_directory
+        raise ValueError(unreadable(path, cause)) from error
+
+
+def _unreadable_directory(path: Path, cause: str) -> str:
+    return (
+        f"{path} could not be read as a model directory ({cause}). Either a file in it is incomplete or "
+        "missing, then download it again and compare sizes, or it is of a kind that transformers does not "
+        "know here, then use another model."
+    )
+
+
+def _unreadable_gguf(path: Path, cause: str) -> str:
+    size = path.stat().st_size
     return (
         f"{path} could not be read as a GGUF file of {size} bytes ({cause}). Either it is incomplete, then "
         "download it again and compare its size, or transformers does not know its architecture or "

@@ -46,7 +46,7 @@ def draft_inputs(
 
     Raises:
         ValueError: ``block_size`` or ``max_model_len`` out of range.
-        RuntimeError: wrong shapes, dtypes or strides.
+        RuntimeError: wrong shapes, dtypes or strides; on the CPU also counts that fall or do not end at ``N``.
     """
     tensors = (last_token_ids, draft_token_ids, cu_num_draft_tokens, num_tokens, block_table)
     _check(*tensors, block_size, max_model_len)

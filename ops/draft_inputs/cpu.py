@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from numba import njit
 
@@ -39,6 +40,12 @@ def draft_inputs(
     max_model_len: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     num_requests = last_token_ids.shape[0]
+    ends = cu_num_draft_tokens.numpy()
+    if num_requests and (np.diff(ends, prepend=0).min() < 0 or ends[-1] != draft_token_ids.shape[0]):
+        raise RuntimeError(  # the loop below would write beyond its rows
+            f"draft_inputs: cu_num_draft_tokens is {ends.tolist()}; it must not fall, and must end at the "
+            f"number of drafts ({draft_token_ids.shape[0]})"
+        )
     num_rows = num_requests + draft_token_ids.shape[0]
     input_ids = torch.empty(num_rows, dtype=torch.int32)
     positions = torch.empty(num_rows, dtype=torch.int64)
@@ -47,7 +54,7 @@ def draft_inputs(
     _fill(
         last_token_ids.numpy(),
         draft_token_ids.numpy(),
-        cu_num_draft_tokens.numpy(),
+        ends,
         num_tokens.numpy(),
         block_table.numpy(),
         block_size,

@@ -44,7 +44,8 @@ def verify(
         draft_token_ids: ``[N]`` int32. A negative id is an empty slot: the request's drafts end there,
             whatever follows. An id of ``V`` or more is rejected.
         cu_num_draft_tokens: ``[B]`` int32, inclusive cumulative counts; a request may have none.
-        temperature: ``[B]`` float32; 0 is greedy (ties: the lowest id).
+        temperature: ``[B]`` float32; 0 is greedy (ties: the lowest id). Logits over temperature are rounded
+            to float32, which below 1e-4 moves near-ties, and must not overflow it.
         seeds: ``[B]`` int64.
         positions: ``[B]`` int64, absolute position of the token that row 0 of the request draws.
         max_spec_len: K, the most drafts a request may have.

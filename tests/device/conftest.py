@@ -84,6 +84,7 @@ class Report:
             entry["failure"] = f"in {report.when}: {report.longreprtext}"
         if report.skipped and isinstance(report.longrepr, tuple):
             entry["reason"] = report.longrepr[2]
+        entry |= dict(report.user_properties)
         self.tests.append(entry)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

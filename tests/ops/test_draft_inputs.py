@@ -153,3 +153,9 @@ def test_bad_input(index, value, error, text):
     args = [*BY_HAND[:index], value, *BY_HAND[index + 1 :]]
     with pytest.raises(error, match=text):
         draft_inputs(*args)
+
+
+@pytest.mark.parametrize("cu", [[2, 2, 4, 6, 9], [2, 2, 4, 6, 6], [2, 2, 7, 6, 7], [-1, 2, 4, 6, 7]])
+def test_counts_that_lead_out_of_the_rows_are_refused_on_the_cpu(cu):
+    with pytest.raises(RuntimeError, match=r"must end at the number of drafts \(7\)"):
+        draft_inputs(*BY_HAND[:2], int32(cu), *BY_HAND[3:])
