@@ -85,8 +85,9 @@ def _refuse_other_kinds(path: Path) -> None:
 
 
 def _load_weights(path: Path, source: Path, **options: Any) -> Any:
+    load: Any = AutoModelForCausalLM.from_pretrained  # returns a pair with output_loading_info
     with _readable(path):
-        model, found = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
+        model, found = load(source, output_loading_info=True, **options)
     if missing := sorted(found["missing_keys"]):  # transformers only warns, and draws them at random
         raise ValueError(
             f"{path} lacks {len(missing)} tensor(s) that a {type(model).__name__} of its config has "
