@@ -291,7 +291,7 @@ def test_demo_on_the_real_model(capsys):
     assert figures["mean_accepted_length"] > 1
     assert len(figures["acceptance_per_position"]) == DEFAULT_CONFIG["num_speculative_tokens"]
     assert "loading" in err.splitlines()[2]
-    assert "same text" in err
+    assert "the two texts are identical" in err
 
 
 def test_demo_with_a_model_too_small_for_its_prompts(fails, capsys, tmp_path, tiny):

@@ -51,11 +51,15 @@ class View:
 
     def table(self, kinds: dict[str, dict[str, Any]]) -> None:
         """The figures of ``race.summarize``, a row a kind."""
-        table = Table(title="tokens/s of whole requests, prompt included", title_justify="left")
+        table = Table(
+            title="tokens/s of whole requests, prompt included; same: the two texts are identical",
+            title_justify="left",
+        )
         table.add_column("prompts")
-        for column in ("plain", "spec.", "speed-up", "accepted length", "% accepted by position"):
+        for column in ("plain", "spec.", "speed-up", "accepted length"):
             table.add_column(column, justify="right")
-        table.add_column("same text")
+        table.add_column("% accepted by position", min_width=14)
+        table.add_column("same")
         for kind, row in kinds.items():
             table.add_row(
                 kind,

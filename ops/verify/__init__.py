@@ -95,10 +95,13 @@ def check_arguments(
     )
     check(max_spec_len >= 0, lambda: f"max_spec_len must be 0 or more, not {max_spec_len}")
     check(
-        draft_token_ids.dtype == torch.int32,
-        lambda: f"draft_token_ids are {draft_token_ids.dtype}, not int32",
+        draft_token_ids.dtype == torch.int32 and draft_token_ids.dim() == 1,
+        lambda: f"draft_token_ids must be [N] int32, not {list(draft_token_ids.shape)} {draft_token_ids.dtype}",
     )
-    check(cu_num_draft_tokens.dtype == torch.int32, lambda: "cu_num_draft_tokens must be int32")
+    check(
+        cu_num_draft_tokens.dtype == torch.int32 and cu_num_draft_tokens.dim() == 1,
+        lambda: f"cu_num_draft_tokens must be [B] int32, not {list(cu_num_draft_tokens.shape)}",
+    )
     for name, tensor, dtype in (
         ("temperature", temperature, torch.float32),
         ("seeds", seeds, torch.int64),

@@ -177,7 +177,9 @@ def test_counts_must_fit():
     [
         ("logits", torch.zeros(3, 10), "must be 6"),
         ("temperature", torch.zeros(2, dtype=torch.float64), "temperature must be"),
-        ("draft_token_ids", torch.zeros(4, dtype=torch.int64), "not int32"),
+        ("draft_token_ids", torch.zeros(4, dtype=torch.int64), "must be .N. int32"),
+        ("draft_token_ids", torch.zeros(4, 1, dtype=torch.int32), "must be .N. int32"),
+        ("cu_num_draft_tokens", torch.tensor([[2], [4]], dtype=torch.int32), "must be .B. int32"),
         ("draft_logits", torch.zeros(4, 10), "go together"),
     ],
 )
