@@ -11,7 +11,7 @@ from engine_fixtures import FunctionDrafter, greedy_reference, tiny_model
 
 from ascend_spec.engine import LLM
 from ascend_spec.runtime import DeviceFacts
-from ascend_spec.types import Draft, SamplingParams
+from ascend_spec.types import Draft, SamplingParams, TokenTree
 
 STATIC = DeviceFacts(block_size=4, host_readable=False, static_shapes=True)
 PROMPT = [1, 2, 3, 4] * 4
@@ -54,6 +54,7 @@ ONES = torch.ones(SLOTS)
         Draft(TOKENS, LOGITS, ONES.double()),
         Draft(TOKENS, LOGITS, ONES[:, None]),
         Draft(TOKENS, LOGITS, torch.tensor(1.0)),
+        Draft(TOKENS, tree=TokenTree(torch.full((K,), -1, dtype=torch.int32))),
     ],
 )
 def test_a_malformed_draft_costs_the_drafts_alone(model, draft, facts):

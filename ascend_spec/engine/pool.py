@@ -86,6 +86,8 @@ def check_draft(draft: Draft, num_slots: int, vocab_size: int) -> None:
         raise ValueError(
             f"draft token_ids are {list(tokens.shape)} {tokens.dtype}; they must be [{num_slots}, K] int32"
         )
+    if draft.tree is not None:
+        raise ValueError("a draft is a tree; the engine judges chains: leave tree out")
     if (logits is None) != (temperature is None):
         raise ValueError("a draft has logits or temperature alone; give both, or neither if deterministic")
     if logits is None or temperature is None:

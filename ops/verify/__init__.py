@@ -96,7 +96,9 @@ def check_arguments(
     check(max_spec_len >= 0, lambda: f"max_spec_len must be 0 or more, not {max_spec_len}")
     check(
         draft_token_ids.dtype == torch.int32 and draft_token_ids.dim() == 1,
-        lambda: f"draft_token_ids must be [N] int32, not {list(draft_token_ids.shape)} {draft_token_ids.dtype}",
+        lambda: (
+            f"draft_token_ids must be [N] int32, not {list(draft_token_ids.shape)} {draft_token_ids.dtype}"
+        ),
     )
     check(
         cu_num_draft_tokens.dtype == torch.int32 and cu_num_draft_tokens.dim() == 1,
