@@ -154,6 +154,7 @@ def test_bad_model(fails, tmp_path):
     bare = tmp_path / "bare"
     tiny_models.build(tiny_models.config("llama")).save_pretrained(bare)
     check(bare, "has no tokenizer", "tokenizer.json")
+    check(tmp_path, "without config.json")
     save_tokenizer(bare)
     weights = bare / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])

@@ -44,8 +44,12 @@ def token_ids(tokenizer: Any, text: str, chat: bool) -> list[int]:
 def read_prompts(path: str) -> list[str]:
     """Of a file with a prompt a line, or of JSON lines with a key "prompt"; which one, its first line tells.
     Blank lines are skipped."""
-    with judging_input():
+    try:
         lines = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(
+            f"--prompts-file {path} cannot be read ({error}): pass a text file in UTF-8 with a prompt a line"
+        ) from error
     if not lines:
         raise CommandError(f"{path} holds no prompt: write one a line, or JSON lines with a key 'prompt'")
     if _json_object(lines[0]) is None:

@@ -29,11 +29,7 @@ def load_hf_model(path: str | os.PathLike[str], dtype: torch.dtype) -> Any:
     if path.is_file():
         return _load_gguf(path, dtype)
     if not (path / "config.json").is_file():
-        raise FileNotFoundError(
-            f"{path} is a directory without config.json. A model is a directory with config.json and "
-            "safetensors files as transformers saves it, or a .gguf file: pass one of these (of a directory "
-            "that holds a .gguf file, name the file)."
-        )
+        raise _no_model_directory(path)
     _refuse_other_kinds(path)
     return _load_weights(path, path, dtype=dtype, local_files_only=True)
 
@@ -49,12 +45,22 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Any:
     if path.is_file():
         return _load_gguf_tokenizer(path)
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
+        if not (path / "config.json").is_file():  # the tokenizer is the least that is missing here
+            raise _no_model_directory(path)
         raise FileNotFoundError(
             f"{path} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there. Copy the tokenizer "
             "files of the model this one was made from into it, or pass the directory that has them."
         )
     with _readable(path):
         return AutoTokenizer.from_pretrained(path, local_files_only=True)
+
+
+def _no_model_directory(path: Path) -> FileNotFoundError:
+    return FileNotFoundError(
+        f"{path} is a directory without config.json. A model is a directory with config.json and "
+        "safetensors files as transformers saves it, or a .gguf file: pass one of these (of a directory "
+        "that holds a .gguf file, name the file)."
+    )
 
 
 def _existing(path: str | os.PathLike[str]) -> Path:
