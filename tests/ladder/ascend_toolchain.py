@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import signal
 import subprocess
 import tempfile
 import traceback
@@ -97,6 +98,10 @@ def lower_to_linalg(job: jobs.Job, report: Report) -> tuple[str, Any]:
     return re.sub(r', mix_mode\s*=\s*"[^"]*"', "", linalg), options
 
 
+#: The compiler itself crashes now and then, on attention kernels in 4 of 40 runs, and not on the same input again.
+CRASHES_FORGIVEN = 4
+
+
 def lower_to_hivm(linalg: str, options: Any, arch: str, report: Report) -> str:
     """The last module before ``hivmc``; fills in the memory plan."""
     report.stage = "hivm"
@@ -119,6 +124,10 @@ def lower_to_hivm(linalg: str, options: Any, arch: str, report: Report) -> str:
             "kernel.o",
         ]
         run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+        for _ in range(CRASHES_FORGIVEN):
+            if run.returncode != -signal.SIGSEGV:
+                break
+            run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
         output = run.stdout + run.stderr
         result = folder / "temps" / "module.hivm.opt.mlir"
         lowered = result.exists() and (run.returncode == 0 or ONLY_HIVMC_MISSING in output)
