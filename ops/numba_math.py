@@ -16,14 +16,16 @@ import torch
 from numba import njit, types
 from numba.extending import intrinsic
 
+from ascend_spec_ops.threads import thread_limit
+
 F = np.float32
 
 
 @contextmanager
 def jit_threads() -> Iterator[None]:
-    """Run Numba's parallel loops on as many threads as torch may use, never more."""
+    """Run Numba's parallel loops on as many threads as torch may use and the limit allows, never more."""
     threads = torch.get_num_threads()
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+    numba.set_num_threads(min(threads, thread_limit(), numba.config.NUMBA_NUM_THREADS))
     if torch.get_num_threads() != threads:
         # starting Numba's pool raises the limit of the OpenMP runtime that torch shares with it
         torch.set_num_threads(threads)

@@ -82,13 +82,16 @@ def fails(capsys):
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ("{", ("given '{'", "not JSON", '"method"')),
-        ("[1]", ("given [1]", "JSON object")),
+        ("{", ("'{' was given", "JSON", '"method"')),
+        ("[1]", ("[1]", "JSON object")),
         ('{"method": "crystal-ball", "num_speculative_tokens": 3}', ("'crystal-ball'", '"ngram"')),
-        ('{"num_speculative_tokens": 0}', ("given as 0", "integer above 0")),
-        ('{"num_speculative_tokens": -2}', ("given as -2", "integer above 0")),
-        ('{"num_speculative_tokens": "many"}', ("'many'", "integer above 0")),
-        ('{"num_speculative_tokens": 3, "prompt_lookup": 2}', ("'prompt_lookup'", "prompt_lookup_max")),
+        ('{"method": "ngram", "num_speculative_tokens": 0}', ("given as 0", "integer from 1")),
+        ('{"method": "ngram", "num_speculative_tokens": -2}', ("given as -2", "integer from 1")),
+        ('{"method": "ngram", "num_speculative_tokens": "many"}', ("'many'", "integer from 1")),
+        (
+            '{"model": "ngram", "num_speculative_tokens": 3, "prompt_lookup": 2}',
+            ("'prompt_lookup'", "prompt_lookup_m"),
+        ),
     ],
 )
 @pytest.mark.parametrize("command", [("demo",), ("generate", "--model", "none", "--prompt", "x")])
@@ -99,7 +102,6 @@ def test_bad_config(fails, command, config, says):
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        ([], ("COMMAND", "--help")),
         (["sing"], ("'sing'", "demo")),
         (["demo", "--max-tokens", "0"], ("'0' was given", "1 or more")),
         (["demo", "--max-tokens", "many"], ("'many' was given", "1 or more")),
@@ -136,9 +138,9 @@ def test_bad_request(fails, tiny, options, says):
     ("content", "says"),
     [
         ("\n \n", ("holds no prompt",)),
-        ('{"prompt": "w5"}\n{"prompt": 5}\n', ("prompt 2", "'prompt'")),
-        ('{"prompt": "w5"}\n{"prompt": \n', ("prompt 2", "JSON lines")),
-        ('{"text": "w5"}\n', ("prompt 1", "'prompt'")),
+        ('{"prompt": "w5"}\n{"prompt": 5}\n', ("line 2", "'prompt'")),
+        ('{"prompt": "w5"}\n{"prompt": \n', ("line 2", "JSON lines")),
+        ('{"text": "w5"}\n', ("line 1", "'prompt'")),
     ],
 )
 def test_bad_prompts_file(fails, tmp_path, content, says):

@@ -1,150 +1,235 @@
-"""The configuration: what is accepted, what it becomes, and what an error says."""
+"""What a user writes: every way of writing it, and what is read. What is refused: ``test_config_wrong``."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from ascend_spec.config import (
-    SPECULATORS,
-    ConfigError,
-    SpeculativeConfig,
-    load_speculative_config,
-    speculator_config,
-)
+from ascend_spec.config import ConfigError, SpeculativeConfig, load, load_speculative_config
 
-K = {"num_speculative_tokens": 4}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+FULL = {
+    **NGRAM,
+    "num_speculative_tokens_per_batch_size": [[1, 8, 3], [9, 32, 0]],
+    "rejection_sample_method": "synthetic",
+    "synthetic_acceptance_rates": [1, 0.5, 0],
+    "enforce_eager": True,
+    "draft_load_config": {"load_format": "dummy", "some-key": None},
+    "ascend_spec": {"match": "recent", "posterior_alpha": 0.5},
+}
+YAML = """
+# what a file may look like
+method: ngram
+num-speculative-tokens: 3
+prompt-lookup-min: 2
+prompt_lookup_max: 4
+num_speculative_tokens_per_batch_size:
+  - [1, 8, 3]
+  - [9, 32, 0]
+rejection_sample_method: synthetic
+synthetic_acceptance_rates: [1, 0.5, 0]
+enforce_eager: true
+draft_load_config: {load_format: dummy, some-key: null}
+ascend-spec:
+  match: recent
+  posterior-alpha: 0.5
+"""
 
 
-def test_none_is_no_speculation():
+def read(value: Any, **separate: Any) -> SpeculativeConfig:
+    config = load_speculative_config(value, **separate)
+    assert config is not None
+    return config
+
+
+def hyphened(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("_", "-"): value for name, value in fields.items()}
+
+
+# ---- ways of writing
+def test_none_is_no_speculation() -> None:
     assert load_speculative_config(None) is None
+    assert load_speculative_config(None, spec_method=None, spec_model=None, spec_tokens=None) is None
 
 
-def test_text_and_dictionary_are_the_same():
-    fields = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
-    config = load_speculative_config(fields)
-    assert isinstance(config, SpeculativeConfig)
-    assert load_speculative_config(json.dumps(fields)) == config
+def test_a_dictionary() -> None:
+    config = read(FULL)
     assert (config.method, config.num_speculative_tokens) == ("ngram", 3)
     assert (config.prompt_lookup_min, config.prompt_lookup_max) == (2, 4)
-    assert config.ascend_spec.rejection_sample_method == "standard"
+    assert config.num_speculative_tokens_per_batch_size == ((1, 8, 3), (9, 32, 0))
+    assert config.synthetic_acceptance_rates == (1, 0.5, 0)
+    assert config.enforce_eager is True
+    assert config.draft_load_config == {"load_format": "dummy", "some-key": None}, "not ours: left as it is"
+    assert config.ascend_spec.match == "recent"
+    assert config.ascend_spec.posterior_alpha == 0.5
+    assert config.rule == "synthetic"
 
 
 @pytest.mark.parametrize(
-    "named",
+    "text",
     [
-        {},
-        {"method": "ngram"},
-        {"method": None},
-        {"method": "[ngram]"},
-        {"model": "ngram"},
-        {"model": "[ngram]"},
-        {"method": "ngram", "model": "ngram"},
-        {"method": None, "model": None},
+        json.dumps(FULL),
+        json.dumps(FULL, indent=2),
+        f"  {json.dumps(FULL)}\n",
+        YAML,
+        json.dumps(hyphened({**FULL, "ascend_spec": hyphened(FULL["ascend_spec"])})),
+        str(FULL).replace("True", "true").replace("None", "null"),  # quotes of the wrong kind: YAML
+        json.dumps(FULL).replace('"', ""),  # quotes that a shell took away: YAML too
     ],
+    ids=["json", "indented", "padded", "yaml", "hyphens", "single quotes", "no quotes"],
 )
-def test_ngram_is_meant(named):
-    assert load_speculative_config({**K, **named}).method == "ngram"
+def test_text_is_read_as_the_dictionary_it_says(text: str) -> None:
+    assert read(text) == read(FULL)
 
 
 @pytest.mark.parametrize(
-    ("given", "low", "high"),
+    ("name", "text"),
     [
-        ({}, 5, 5),
-        ({"prompt_lookup_min": 2}, 2, 2),
-        ({"prompt_lookup_max": 7}, 7, 7),
-        ({"prompt_lookup_min": 2, "prompt_lookup_max": 7}, 2, 7),
-        ({"prompt_lookup_min": 3, "prompt_lookup_max": 3}, 3, 3),
-        ({"prompt_lookup_min": None, "prompt_lookup_max": 6}, 6, 6),
+        ("config.json", json.dumps(FULL)),
+        ("config.yaml", YAML),
+        ("config.yml", json.dumps(FULL)),
+        ("with a blank.json", "\ufeff" + json.dumps(FULL)),
+        ("marked.yaml", "\ufeff" + YAML),
     ],
 )
-def test_lookup_bounds(given, low, high):
-    config = load_speculative_config({**K, **given})
-    assert (config.prompt_lookup_min, config.prompt_lookup_max) == (low, high)
+def test_a_file(name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert read(str(tmp_path / name)) == read(FULL)
+    assert read(f" {tmp_path / name}\n") == read(FULL)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read(f"~/{name}") == read(FULL)
+    monkeypatch.chdir(tmp_path)
+    assert read(name) == read(FULL)
 
 
-def test_hyphens_are_underscores():
-    config = load_speculative_config(
-        {
-            "num-speculative-tokens": 2,
-            "prompt-lookup-max": 3,
-            "ascend-spec": {"rejection-sample-method": "standard"},
-        }
+@pytest.mark.parametrize("text", ["", "[1]", "ngram", "\n"])
+def test_a_file_that_holds_something_else_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"The file '.*config.yaml' was given, which is no JSON object\. Write"
+    ):
+        load_speculative_config(str(tmp_path / "config.yaml"))
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
+    for path, reason in ((tmp_path / "config.json", "utf-8"), (tmp_path, "Is a directory")):
+        named = path if path.suffix else path.rename(tmp_path.with_suffix(".json"))
+        with pytest.raises(ConfigError, match=rf"which cannot be read \(.*{reason}"):
+            load_speculative_config(str(named))
+
+
+# ---- keys
+def test_hyphens_are_underscores_at_every_depth() -> None:
+    config = read({"method": "ngram", "num-speculative-tokens": 2, "ascend-spec": {"posterior-alpha": 0.5}})
+    assert config.num_speculative_tokens == 2
+    assert config.ascend_spec.posterior_alpha == 0.5
+
+
+def test_none_counts_as_not_given_at_every_depth() -> None:
+    given = {**NGRAM, "model": None, "xpress_topc": None, "ascend_spec": {"rejection_sample_method": None}}
+    assert read(given) == read(NGRAM)
+    assert read({**NGRAM, "ascend_spec": None}) == read(NGRAM)
+    assert read({**NGRAM, "no_such_field": None}) == read(NGRAM)
+    assert read({**NGRAM, "num-speculative-tokens": None}) == read(NGRAM), "given once, and once not given"
+
+
+def test_defaults_may_be_given() -> None:
+    defaults = {
+        name: field.get_default()
+        for name, field in SpeculativeConfig.model_fields.items()
+        if name != "ascend_spec"
+    }
+    ours = SpeculativeConfig().ascend_spec.model_dump()
+    assert read({**defaults, **NGRAM, "ascend_spec": ours}) == read(NGRAM)
+
+
+def test_auto_is_no_attention_backend_and_case_does_not_matter() -> None:
+    assert read({**NGRAM, "attention_backend": "auto"}).attention_backend is None
+    assert read({**NGRAM, "attention_backend": "flash_attn"}).attention_backend == "FLASH_ATTN"
+
+
+# ---- the older separate arguments
+def test_separate_arguments() -> None:
+    assert read(None, spec_method="ngram", spec_tokens=3) == read(
+        {"method": "ngram", "num_speculative_tokens": 3}
     )
-    assert (config.num_speculative_tokens, config.prompt_lookup_max) == (2, 3)
+    assert read(None, spec_model="ngram", spec_tokens=3).model == "ngram"
+    assert read({"prompt_lookup_min": 2}, spec_method="ngram", spec_tokens=3).prompt_lookup_min == 2
+    assert read('{"prompt_lookup_min": 2}', spec_method="ngram", spec_tokens=3).prompt_lookup_min == 2
 
 
-def test_none_counts_as_not_given_at_every_depth():
-    given = {**K, "prompt_lookup_max": None, "ascend_spec": {"rejection_sample_method": None}}
-    assert load_speculative_config(given) == load_speculative_config(K)
-
-
-def test_config_cannot_be_changed():
-    config = load_speculative_config(K)
-    with pytest.raises(ValueError):
-        config.num_speculative_tokens = 9
+def test_a_separate_argument_beside_a_field_that_is_not_given() -> None:
+    assert read({"method": None, "num_speculative_tokens": 3}, spec_method="ngram").method == "ngram"
 
 
 @pytest.mark.parametrize(
-    ("given", "parts"),
+    ("name", "argument", "value"),
     [
-        ({}, ["'num_speculative_tokens' is missing", "an integer above 0", "Add it"]),
-        ({"num_speculative_tokens": 0}, ["given as 0", "above 0"]),
-        ({"num_speculative_tokens": "4"}, ["given as '4'", "an integer above 0"]),
-        ({"num_speculative_tokens": True}, ["given as True"]),
-        ({"num_speculative_tokens": 2.5}, ["given as 2.5"]),
-        ({**K, "method": "magic"}, ["'method' was given as 'magic'", 'one of "ngram"']),
-        ({**K, "method": 3}, ["'method' was given as 3"]),
-        ({**K, "method": "eagle3", "model": "some/head"}, ["'eagle3'", 'one of "ngram"']),
-        ({**K, "model": "some/head"}, ["'some/head'", "Remove 'model'"]),
-        ({**K, "method": "ngram", "model": "some/head"}, ["'some/head'", "'ngram' uses none"]),
-        ({**K, "prompt_lookup_min": 0}, ["'prompt_lookup_min' was given as 0", "above 0"]),
-        ({**K, "prompt_lookup_max": -1}, ["'prompt_lookup_max' was given as -1"]),
-        ({**K, "prompt_lookup_min": 5, "prompt_lookup_max": 4}, ["as 5", "as 4", "must not be larger"]),
-        (
-            {**K, "draft_tensor_parallel_size": 2},
-            ["'draft_tensor_parallel_size' was given", "num_speculative_tokens"],
-        ),
-        ({**K, "ascend_spec": {"tree": 1}}, ["'ascend_spec.tree' was given", "rejection_sample_method"]),
-        (
-            {**K, "ascend_spec": {"rejection_sample_method": "block"}},
-            ["'ascend_spec.rejection_sample_method' was given as 'block'", '"standard"'],
-        ),
-        ({**K, "ascend_spec": 3}, ["'ascend_spec' was given as 3", "a dictionary"]),
-        ({**K, "num-speculative-tokens": 4}, ["'num_speculative_tokens' was given twice"]),
-        ("{'method': 'ngram'}", ["not JSON", "single quotes"]),
-        ("[1]", ["given [1]", "JSON object"]),
-        ("", ["not JSON"]),
-        ("[" * 100_000, ["not JSON"]),
-        ('{"num_speculative_tokens": ' + "1" * 5000 + "}", ["not JSON", "1'..."]),
-        (4, ["given 4", "JSON object"]),
+        ("method", "spec_method", "ngram"),
+        ("num_speculative_tokens", "spec_tokens", 3),
+        ("model", "spec_model", "x"),
     ],
 )
-def test_error_says_what_was_given_and_what_is_allowed(given, parts):
+def test_both_ways_exclude_each_other(name: str, argument: str, value: Any) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_speculative_config(given)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert "pydantic" not in message
-    assert all(part in message for part in parts), message
+        load_speculative_config({**NGRAM, name: value}, **{argument: value})
+    assert [finding.field for finding in caught.value.findings] == [name]
+    assert argument in str(caught.value)
 
 
-def test_every_finding_is_reported():
-    with pytest.raises(ConfigError) as caught:
-        load_speculative_config({"num_speculative_tokens": 0, "prompt_lookup_max": 0, "colour": "red"})
-    assert all(
-        name in str(caught.value) for name in ("num_speculative_tokens", "prompt_lookup_max", "colour")
-    )
+# ---- what must be said
+def test_neither_method_nor_model_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="Neither 'method' nor 'model' was given") as caught:
+        load_speculative_config({"num_speculative_tokens": 3})
+    assert [finding.field for finding in caught.value.findings] == ["model"]
 
 
-def test_every_method_has_a_contract_of_its_name():
-    config = load_speculative_config(K)
-    for method in SPECULATORS:
-        assert speculator_config(config.model_copy(update={"method": method})).method == method
+@pytest.mark.parametrize(
+    "named", [{"method": "ngram"}, {"method": "[ngram]"}, {"model": "ngram"}, {"model": "[ngram]"}]
+)
+def test_one_of_them_is_enough(named: dict[str, str]) -> None:
+    read({**named, "num_speculative_tokens": 3})
 
 
-def test_ngram_contract():
-    contract = speculator_config(load_speculative_config(K))
-    assert not contract.needs_host_tokens
-    assert contract.num_lookahead_tokens == 0
+def test_lookup_bounds_may_be_equal() -> None:
+    read({**NGRAM, "prompt_lookup_min": 4})
+
+
+# ---- what is read
+def test_a_configuration_cannot_be_changed() -> None:
+    config = read(FULL)
+    with pytest.raises(ValidationError):
+        config.num_speculative_tokens = 9  # type: ignore[misc]
+    with pytest.raises(ValidationError):
+        config.ascend_spec.match = "earliest"  # type: ignore[misc]
+
+
+def test_the_input_is_neither_changed_nor_held() -> None:
+    given = json.loads(json.dumps(FULL))
+    config = read(given)
+    assert given == FULL
+    given["num_speculative_tokens_per_batch_size"][0][2] = 99
+    given["synthetic_acceptance_rates"].clear()
+    given["ascend_spec"]["match"] = "earliest"
+    given["draft_load_config"].clear()
+    assert config == read(FULL)
+
+
+def test_a_configuration_is_read_as_itself() -> None:
+    config = read(FULL)
+    assert read(config.model_dump()) == config
+    assert read(config.model_dump(exclude_defaults=True)) == config
+    assert read(config.model_dump_json()) == config
+
+
+def test_reading_a_file_only_by_its_suffix_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "SUFFIXES", (".json",))
+    with pytest.raises(ConfigError):
+        test_a_file("config.yaml", YAML, tmp_path, monkeypatch)

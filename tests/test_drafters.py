@@ -7,8 +7,16 @@ import doctest
 import pytest
 import torch
 
-from ascend_spec.config import SPECULATORS, load_speculative_config
-from ascend_spec.drafters import DRAFTERS, NgramDrafter, create_drafter
+from ascend_spec.config import (
+    BUILT_IN,
+    ModelFacts,
+    SpeculatorConfig,
+    TargetConfig,
+    load_speculative_config,
+    register_speculative_method,
+    resolve,
+)
+from ascend_spec.drafters import NgramDrafter, create_drafter
 from ascend_spec.drafters import ngram as ngram_module
 from ascend_spec.types import DraftBatch
 
@@ -23,15 +31,33 @@ def batch(rows, num_tokens, wanted):
     )
 
 
-def test_every_method_has_a_drafter():
-    assert DRAFTERS.keys() == SPECULATORS.keys()
+def plan(**config):
+    target = TargetConfig(ModelFacts("target"), max_model_len=64)
+    return resolve(load_speculative_config({"num_speculative_tokens": 4, **config}), target)
 
 
-def test_ngram_from_config():
-    config = load_speculative_config(
-        {"num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 3}
-    )
-    assert create_drafter(config) == NgramDrafter(2, 3, 4)
+def test_every_drafter_that_a_contract_names_can_be_made():
+    built = [name for name, contract in BUILT_IN.items() if contract.speculator_class is not None]
+    assert "ngram" in built
+    for name in built:
+        assert hasattr(create_drafter(plan(method=name)), "propose")
+
+
+def test_ngram_from_plan():
+    drafter = create_drafter(plan(method="ngram", prompt_lookup_min=2, prompt_lookup_max=3))
+    assert drafter == NgramDrafter(2, 3, 4)
+
+
+def test_no_speculation_needs_no_drafter():
+    assert create_drafter(resolve(None, TargetConfig(ModelFacts("target"), max_model_len=64))) is None
+
+
+@pytest.mark.parametrize("name", ["no_such_module:Drafter", "ascend_spec.drafters:NoSuchClass"])
+def test_a_contract_that_names_no_class_is_an_error(name, monkeypatch):
+    monkeypatch.setattr("ascend_spec.config.registry._registered", {})
+    register_speculative_method("mine", type("Mine", (SpeculatorConfig,), {"speculator_class": name}))
+    with pytest.raises(ValueError, match=f"'mine' names '{name}' as its drafter, which cannot be imported"):
+        create_drafter(plan(method="mine"))
 
 
 def test_docstring_example():

@@ -147,7 +147,11 @@ def test_a_generated_request_id_avoids_those_in_use(model):
         ({"num_kv_blocks": 0}, "0 blocks"),
         ({"max_num_seqs": "3"}, "max_num_seqs='3' was given; choose an integer"),
         ({"max_num_batched_tokens": 2.5}, "max_num_batched_tokens=2.5"),
-        ({"speculative_config": {**CONFIG, "num_speculative_tokens": 128}}, "at most 127"),
+        (
+            {"speculative_config": {**CONFIG, "num_speculative_tokens": 128}},
+            "max_model_len is 128. Lower 'num_speculative_tokens' to 127",
+        ),
+        ({"speculative_config": CONFIG, "max_num_batched_tokens": 2}, "max_num_batched_tokens is 2"),
         ({"drafter": FunctionDrafter(lambda history, wanted: [], 3)}, "without speculative_config"),
     ],
 )

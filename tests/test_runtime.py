@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from ascend_spec.config import Bucket, all_buckets, choose_bucket
 from ascend_spec.runtime import (
-    Bucket,
     HostSyncError,
     Recorder,
-    all_buckets,
-    choose_bucket,
     device_facts,
     new_buffers,
     refill,

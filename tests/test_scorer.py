@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine_fixtures import TINY_VOCAB, tiny_model
 
-from ascend_spec.runtime import Bucket
+from ascend_spec.config import Bucket
 from ascend_spec.scorer import BatchExpansionScorer, MQAScorer
 from ascend_spec.types import Draft, ScheduledRequest
 

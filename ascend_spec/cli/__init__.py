@@ -1,4 +1,4 @@
-"""The console script: ``ascend-spec demo | generate | doctor``.
+"""The console script: ``ascend-spec COMMAND``, a command a module here.
 
 Exit codes: 0 done; 1 some prompts failed; 2 wrong usage, configuration, model or only prompt; 130 Ctrl-C.
 """
@@ -6,10 +6,12 @@ Exit codes: 0 done; 1 some prompts failed; 2 wrong usage, configuration, model o
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from ascend_spec.cli.arguments import build_parser
 from ascend_spec.cli.errors import CommandError
@@ -27,17 +29,23 @@ QUIET = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     try:
-        args = build_parser().parse_args(argv)
+        parser = build_parser()
+        args = parser.parse_args(argv)
+        if args.command is None:
+            parser.print_help(sys.stderr)
+            return 2
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _warnings_on_stderr():
             warnings.simplefilter("ignore")
             # imported late: argument errors and the first line of progress need not wait for torch
-            code = importlib.import_module(f"ascend_spec.cli.{args.command}").run(args)
+            module = args.command.replace("-", "_")
+            code = importlib.import_module(f"ascend_spec.cli.{module}").run(args)
             sys.stdout.flush()
             return code
     except CommandError as error:
-        print(f"ascend-spec: error: {error}", file=sys.stderr)
+        for message in error.args:
+            print(f"ascend-spec: error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nascend-spec: interrupted", file=sys.stderr)
@@ -45,3 +53,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough; the flush at exit must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+@contextmanager
+def _warnings_on_stderr() -> Iterator[None]:
+    """What the library warns of, a line each."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("ascend-spec: warning: %(message)s"))
+    handler.setLevel(logging.WARNING)
+    logger = logging.getLogger("ascend_spec")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

@@ -28,7 +28,7 @@ WARM_UP_TOKENS = 12
 
 def run(args: argparse.Namespace) -> int:
     with judging_input():
-        config = load_speculative_config(args.speculative_config or DEFAULT_CONFIG)
+        config = load_speculative_config(args.speculative_config or DEFAULT_CONFIG, embedded=True)
     console = Console(stderr=args.json)
     view = (LiveView if console.is_terminal else View)(console)
     view.say("importing PyTorch and transformers ...")

@@ -1,4 +1,5 @@
-"""What a user did wrong, apart from what we did wrong: the first is one paragraph, the second a traceback."""
+"""What a user did wrong, apart from what we did wrong: the first is a line for each mistake, the second a
+traceback."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from contextlib import contextmanager
 
 
 class CommandError(Exception):
-    """The command cannot be carried out as given; the message says what was given, what is allowed, what to
-    do."""
+    """The command cannot be carried out as given. Each of its arguments is one thing that is wrong: what was
+    given, what is allowed, what to do."""
 
 
 @contextmanager
@@ -16,8 +17,12 @@ def judging_input(*kinds: type[Exception]) -> Iterator[None]:
     """Around code that judges what the user gave: configs, paths, model files, sizes, prompts. Errors of
     ``kinds`` (default: all that such code raises) are written for users. Around code that also computes, name
     the kind."""
+    from ascend_spec.config import ConfigError
+
     kinds = kinds or (ValueError, OSError, ImportError)
     try:
         yield
+    except ConfigError as error:
+        raise CommandError(*(f"speculative config: {found.message}" for found in error.findings)) from error
     except kinds as error:
         raise CommandError(" ".join(str(error).split())) from error

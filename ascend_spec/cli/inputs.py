@@ -41,27 +41,29 @@ def token_ids(tokenizer: Any, text: str, chat: bool) -> list[int]:
     return list(tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False))
 
 
-def read_prompts(path: str) -> list[str]:
-    """Of a file with a prompt a line, or of JSON lines with a key "prompt"; which one, its first line tells.
-    Blank lines are skipped."""
+def read_prompts(path: str) -> dict[int, str]:
+    """Line number -> prompt, of a file with a prompt a line, or of JSON lines with a key "prompt"; which one, its
+    first line tells. Blank lines are skipped."""
     try:
-        lines = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+        # not splitlines: it would end lines at separators that editors show inside one, and JSON allows in text
+        numbered = enumerate(Path(path).read_text(encoding="utf-8-sig").split("\n"), 1)
+        lines = {number: line for number, line in numbered if line.strip()}
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(
             f"--prompts-file {path} cannot be read ({error}): pass a text file in UTF-8 with a prompt a line"
         ) from error
     if not lines:
         raise CommandError(f"{path} holds no prompt: write one a line, or JSON lines with a key 'prompt'")
-    if _json_object(lines[0]) is None:
+    if _json_object(next(iter(lines.values()))) is None:
         return lines
-    return [_json_prompt(path, number, line) for number, line in enumerate(lines, 1)]
+    return {number: _json_prompt(path, number, line) for number, line in lines.items()}
 
 
 def _json_prompt(path: str, number: int, line: str) -> str:
     prompt = (_json_object(line) or {}).get("prompt")
     if not isinstance(prompt, str):
         raise CommandError(
-            f"{path}: prompt {number} is {line[:80]!r}; the file holds JSON lines, so each must be an object "
+            f"{path}: line {number} is {line[:80]!r}; the file holds JSON lines, so each must be an object "
             "with a string under 'prompt': correct it"
         )
     return prompt

@@ -1,20 +1,32 @@
-"""Drafters guess the next tokens. A new one is a file here, a line in ``DRAFTERS``, and its contract in
-``ascend_spec.config.SPECULATORS``."""
+"""Drafters guess the next tokens. A new one is a file here, named by its contract in
+``ascend_spec.config.methods``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 
-from ascend_spec.config import SpeculativeConfig
-from ascend_spec.drafters.drafter import Drafter
+from ascend_spec.config import Plan
+from ascend_spec.drafters.drafter import Drafter, KVDrafter
 from ascend_spec.drafters.ngram import NgramDrafter
 
-__all__ = ["DRAFTERS", "Drafter", "NgramDrafter", "create_drafter"]
-
-#: method -> the drafter it means
-DRAFTERS: dict[str, Callable[[SpeculativeConfig], Drafter]] = {"ngram": NgramDrafter.from_config}
+__all__ = ["Drafter", "KVDrafter", "NgramDrafter", "create_drafter"]
 
 
-def create_drafter(config: SpeculativeConfig) -> Drafter:
-    """The drafter of the configured method."""
-    return DRAFTERS[config.method](config)
+def create_drafter(plan: Plan) -> Drafter | None:
+    """The drafter of the planned method; None: nothing is planned.
+
+    Raises:
+        ValueError: the class that a method's contract names cannot be had; the message says why.
+    """
+    name = plan.speculator.speculator_class
+    if name is None:
+        return None
+    module, _, attribute = name.partition(":")
+    try:
+        drafter_class = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"method {plan.name!r} names {name!r} as its drafter, which cannot be imported ({error}): correct "
+            "speculator_class in its contract, written 'module:Class'"
+        ) from error
+    return drafter_class.from_plan(plan)

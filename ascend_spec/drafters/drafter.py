@@ -13,3 +13,19 @@ class Drafter(Protocol):
     def propose(self, batch: DraftBatch) -> Draft:
         """Drafts for every slot of ``batch``, at most ``batch.num_speculative_tokens`` each."""
         ...
+
+
+class KVDrafter(Drafter, Protocol):
+    """A drafter with a KV cache of its own, which must be kept in step with the target's.
+
+    After every step there is one call for each slot of which the target computed tokens: ``propose``, which
+    also computes all K/V that is missing, or ``follow`` where no drafts are wanted. A request that is never
+    speculated on again is not shown any more. Batches have ``num_computed_tokens`` and ``restarted``: of a
+    restarted slot no K/V may be kept, else what there is up to ``num_computed_tokens``; behind it stand drafts
+    that were rejected. There may be less: the last draft of a proposal was never computed and may have been
+    accepted. A call that raises is followed by one that shows its slots as restarted.
+    """
+
+    def follow(self, batch: DraftBatch) -> None:
+        """Compute the K/V that is missing up to ``batch.num_computed_tokens``, and propose nothing."""
+        ...

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ascend_spec.config import SpeculativeConfig
+from ascend_spec.config import Plan
 from ascend_spec.types import Draft, DraftBatch
 from ascend_spec_ops import ngram_match
 
@@ -40,8 +40,11 @@ class NgramDrafter:
     """Width of the draft."""
 
     @classmethod
-    def from_config(cls, config: SpeculativeConfig) -> NgramDrafter:
-        return cls(config.prompt_lookup_min, config.prompt_lookup_max, config.num_speculative_tokens)
+    def from_plan(cls, plan: Plan) -> NgramDrafter:
+        low, high = plan.config.prompt_lookup_min, plan.config.prompt_lookup_max
+        assert low is not None
+        assert high is not None
+        return cls(low, high, plan.num_speculative_tokens)
 
     def propose(self, batch: DraftBatch) -> Draft:
         """Deterministic drafts ``[S, num_speculative_tokens]``; no host synchronisation.

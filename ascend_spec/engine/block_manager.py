@@ -18,9 +18,9 @@ class BlockManager:
         """The most tokens ``request`` could hold with its own and all free blocks."""
         return (len(request.block_ids) + len(self.free_block_ids)) * self.block_size
 
-    def holds(self, request: Request) -> bool:
-        """Whether its own blocks are enough for its committed tokens."""
-        return len(request.block_ids) * self.block_size >= request.num_tokens
+    def holds(self, request: Request, num_tokens: int) -> bool:
+        """Whether its own blocks are enough for ``num_tokens`` tokens."""
+        return len(request.block_ids) * self.block_size >= num_tokens
 
     def allocate(self, request: Request, num_tokens: int) -> list[int]:
         """Grow to ``num_tokens`` tokens; returns the new blocks. Ask :meth:`capacity` first."""

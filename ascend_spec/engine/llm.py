@@ -6,19 +6,23 @@ import logging
 import os
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 import torch
 
+import ascend_spec_ops
 from ascend_spec.config import SpeculativeConfig, load_speculative_config
 from ascend_spec.drafters import create_drafter
 from ascend_spec.engine.block_manager import BlockManager
 from ascend_spec.engine.detokenizer import Detokenizer
 from ascend_spec.engine.outputs import append_tokens, finished_output, new_chunk
+from ascend_spec.engine.planning import make_plan
 from ascend_spec.engine.pool import TokenPool, check_draft, trim_draft
+from ascend_spec.engine.protocol import SpecDecodeControl, decide_step, run_step
 from ascend_spec.engine.request import (
     Callback,
     OutputChunk,
@@ -33,10 +37,10 @@ from ascend_spec.engine.scheduler import Scheduler
 from ascend_spec.engine.step import StepRunner, device_step
 from ascend_spec.metrics import SpecDecodeMetrics
 from ascend_spec.models import CausalLM, load_tokenizer
-from ascend_spec.runtime import DeviceFacts, Eager, device_facts, kv_cache_budget
+from ascend_spec.runtime import DeviceFacts, Eager, device_facts
 from ascend_spec.samplers import RejectionSampler
 from ascend_spec.scorer import MQAScorer
-from ascend_spec.types import Draft, SamplingParams, ScheduledRequest
+from ascend_spec.types import Draft, DraftBatch, SamplingParams, ScheduledRequest
 
 logger = logging.getLogger(__name__)
 Prompt = str | Sequence[int]
@@ -105,32 +109,37 @@ class LLM:
             tokenizer = tokenizer or load_tokenizer(model)
             model = CausalLM.load(model, dtype=dtype, device=device)
         self.model, self.tokenizer = model, tokenizer
-        self.max_model_len = _check_max_model_len(max_model_len, model.info.max_model_len)
-        self.num_speculative_tokens = speculative_config.num_speculative_tokens if speculative_config else 0
-        _check_drafts(self.num_speculative_tokens, self.max_model_len, drafter)
-        self.drafter = drafter or (create_drafter(speculative_config) if speculative_config else None)
         self.facts = facts or device_facts(model.info.device)
-        block_size = self.facts.block_size if block_size is None else block_size
-        _check_positive(
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, block_size=block_size
+        self.plan = plan = make_plan(
+            speculative_config,
+            model,
+            self.facts,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            num_kv_blocks=num_kv_blocks,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
         )
-        if num_kv_blocks is None:
-            num_kv_blocks = _affordable_blocks(model, block_size, self.max_model_len, max_num_seqs)
-        _check_pool(num_kv_blocks, block_size, self.max_model_len)
-        self.kv_caches = model.allocate_kv_cache(num_kv_blocks, block_size)
+        if drafter is not None and plan.num_speculative_tokens == 0:
+            raise ValueError(
+                "a drafter was given without speculative_config: add one, whose num_speculative_tokens says "
+                "how many drafts it may make"
+            )
+        self.drafter = drafter or create_drafter(plan)
+        ascend_spec_ops.limit_threads(plan.num_threads)
+        ascend_spec_ops.warm_up(plan.warm_up, model.info.device)
+        self.max_model_len = plan.target.max_model_len
+        self.kv_caches = model.allocate_kv_cache(plan.kv.num_blocks, plan.kv.block_size)
         self.metrics = SpecDecodeMetrics()
-        self.blocks = BlockManager(num_kv_blocks, block_size)
-        self.scheduler = Scheduler(self.blocks, max_num_seqs, max_num_batched_tokens, self.metrics)
-        # empty slots behind a request's drafts may stand beyond max_model_len; attention counts them
-        table_blocks = -(-(self.max_model_len + self.num_speculative_tokens) // block_size)
-        self.pool = TokenPool(max_num_seqs, self.max_model_len, table_blocks, model.info.device)
+        self.blocks = BlockManager(plan.kv.num_blocks, plan.kv.block_size)
+        self.scheduler = Scheduler(self.blocks, plan, self.metrics)
+        self.pool = TokenPool(max_num_seqs, self.max_model_len, plan.kv.blocks_per_request, model.info.device)
         self.runner = StepRunner(
             device_step(model, RejectionSampler(), self.kv_caches),
-            scorer(block_size, self.max_model_len, self.num_speculative_tokens),
+            scorer(plan.kv.block_size, self.max_model_len, plan.num_speculative_tokens),
             self.pool,
             capturer or Eager(),
-            static_shapes=self.facts.static_shapes,
-            max_num_seqs=max_num_seqs,
+            plan,
         )
         self.draft: Draft | None = None
         self._live: dict[str, _Live] = {}
@@ -238,16 +247,32 @@ class LLM:
     def step(self) -> list[RequestOutput]:
         """Run one batch; returns the requests that finished."""
         scheduled = self.scheduler.schedule()
-        if not scheduled:
+        control = decide_step(
+            scheduled,
+            num_running=len(self.scheduler.running),
+            num_lookahead_slots=self.plan.num_speculative_tokens_for(len(scheduled)),
+            disable_by_batch_size=self.plan.config.ascend_spec.disable_by_batch_size,
+        )
+        if control.is_empty:
             return []
+        scheduled = self._without_speculation(scheduled, control) if control.no_spec else scheduled
         self._update_pool(scheduled)
+        draft, self.draft = self.draft, None
         try:
-            output_token_ids = self.runner.run(scheduled, self.draft)
-            self._propose(scheduled)
+            output_token_ids = run_step(
+                control,
+                target=lambda: self.runner.run(scheduled, draft),
+                follow=lambda: self._follow(scheduled, control),
+                propose=lambda num_draft_tokens: self._propose(scheduled, num_draft_tokens),
+                propose_ahead=True,
+            )
+            assert output_token_ids is not None  # since the batch is not empty
             rows = iter(output_token_ids.tolist())  # the one device-to-host copy of the step
         except BaseException:  # the step never was; drafts that continue it must not be judged
             self.draft = None
-            self._count_drafts()
+            self._count_drafts(0)
+            for request in self.scheduler.running:
+                request.known_to_drafter = False
             raise
         finished = []
         for item in scheduled:
@@ -259,7 +284,7 @@ class LLM:
             self._chunks.append((live.request.callback, new_chunk(live.request, num_new, live.detokenizer)))
             if live.request.finish_reason is not None:
                 finished.append(self._finish(live))
-        self._count_drafts()
+        self._count_drafts(control.num_lookahead_slots)
         self._deliver()
         return finished
 
@@ -284,24 +309,67 @@ class LLM:
                 self.pool.admit(request)
             self.pool.update_block_table(request)
 
-    def _propose(self, scheduled: Sequence[ScheduledRequest]) -> None:
-        """Drafts for the next step, from what the device knows: the host has not seen this step's tokens."""
-        self.draft = None
-        if self.drafter is None:
+    def _without_speculation(
+        self, scheduled: list[ScheduledRequest], control: SpecDecodeControl
+    ) -> list[ScheduledRequest]:
+        """The batch without the drafts it may have, which were proposed before it was known not to use them."""
+        if control.disable_all_speculation:
+            for item in scheduled:
+                self._live[item.request_id].request.speculation_disabled = True
+        return [replace(item, num_drafts=0) if item.num_drafts else item for item in scheduled]
+
+    def _follow(self, scheduled: Sequence[ScheduledRequest], control: SpecDecodeControl) -> None:
+        """Keep a drafter's own K/V in step for the requests that are not proposed for."""
+        follow = getattr(self.drafter, "follow", None)  # a KVDrafter's
+        if follow is None:
             return
-        slots = {item.slot for item in scheduled if item.samples}
+        proposed = control.num_lookahead_slots > 0
+        items = [item for item in scheduled if not (item.speculation_disabled or (proposed and item.samples))]
+        slots = {item.slot for item in items}
+        if slots:
+            with self._drafting(slots):
+                follow(self._draft_batch(slots, 0, scheduled))
+
+    def _propose(self, scheduled: Sequence[ScheduledRequest], num_draft_tokens: int) -> None:
+        """Drafts for the next step, from what the device knows: the host has not seen this step's tokens."""
+        slots = {item.slot for item in scheduled if item.samples and not item.speculation_disabled}
         # and those a tight budget left out: their history is unchanged, and so are their drafts
-        slots.update(request.slot for request in self.scheduler.running if request.decodes)
-        batch = self.pool.draft_batch(sorted(slots), self.num_speculative_tokens)
-        try:
+        running = self.scheduler.running
+        slots.update(r.slot for r in running if r.decodes and not r.speculation_disabled)
+        if self.drafter is None or not slots:
+            return
+        with self._drafting(slots):
+            batch = self._draft_batch(slots, num_draft_tokens, scheduled)
             draft = self.drafter.propose(batch)
             check_draft(draft, batch.token_ids.shape[0], self.model.info.vocab_size)
             self.draft = replace(draft, token_ids=trim_draft(draft, batch, self.model.info.vocab_size))
-        except Exception as error:  # whatever a drafter does, output goes on without it
+
+    def _draft_batch(
+        self, slots: Iterable[int], num_draft_tokens: int, scheduled: Sequence[ScheduledRequest]
+    ) -> DraftBatch:
+        batch = self.pool.draft_batch(sorted(slots), num_draft_tokens)
+        if hasattr(self.drafter, "follow"):
+            return self.pool.add_kv_state(batch, scheduled, self.scheduler.running)
+        return batch
+
+    @contextmanager
+    def _drafting(self, slots: Iterable[int]) -> Iterator[None]:
+        """Around a drafter's call: whatever it does, output goes on without it, unless ``on_error`` is "raise".
+        What K/V it has after a failure nobody knows; its requests are then shown to it as new ones."""
+        succeeded = False
+        try:
+            yield
+            succeeded = True
+        except Exception as error:
+            if self.plan.config.ascend_spec.on_error == "raise":
+                raise
             reason = f"drafter failed: {type(error).__name__}"
             if reason not in self.metrics.fallbacks:
                 logger.warning("%s; this step has no drafts", reason, exc_info=True)
             self.metrics.fallbacks[reason] += 1
+        for request in self.scheduler.running:
+            if request.slot in slots:
+                request.known_to_drafter = succeeded
 
     def _commit(self, live: _Live, item: ScheduledRequest, row: list[int]) -> int:
         """Take over what the sampler emitted for one request; returns how many tokens it kept."""
@@ -320,11 +388,11 @@ class LLM:
         request.roll_back(num_new)
         return num_new
 
-    def _count_drafts(self) -> None:
+    def _count_drafts(self, num_draft_tokens: int) -> None:
         """How many drafts each request has. Where the host cannot look, that is how many were asked for, and
         empty slots are judged for nothing."""
         counts = None
-        width = 0 if self.draft is None else min(self.num_speculative_tokens, self.draft.token_ids.shape[1])
+        width = 0 if self.draft is None else min(num_draft_tokens, self.draft.token_ids.shape[1])
         if self.draft is not None and self.facts.host_readable:
             counts = (self.draft.token_ids >= 0).sum(1).tolist()
         for request in self.scheduler.running:
@@ -365,46 +433,6 @@ class LLM:
 def _is_number(item: Any) -> bool:
     """A token id, NumPy's and torch's included: then what holds it is one prompt and not several."""
     return isinstance(item, int) or getattr(item, "ndim", None) == 0
-
-
-def _check_max_model_len(given: int | None, supported: int) -> int:
-    if given is not None and not 2 <= given <= supported:
-        raise ValueError(f"max_model_len={given} was given; this model allows 2 to {supported}")
-    return given or supported
-
-
-def _check_positive(**sizes: int) -> None:
-    for name, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value!r} was given; choose an integer, 1 or more")
-
-
-def _check_drafts(num_speculative_tokens: int, max_model_len: int, drafter: Any) -> None:
-    if drafter is not None and num_speculative_tokens == 0:
-        raise ValueError(
-            "a drafter was given without speculative_config: add one, whose num_speculative_tokens says how "
-            "many drafts it may make"
-        )
-    if num_speculative_tokens >= max_model_len:
-        raise ValueError(
-            f"num_speculative_tokens={num_speculative_tokens} was given; with max_model_len={max_model_len} "
-            f"at most {max_model_len - 1} can be used: lower it"
-        )
-
-
-def _check_pool(num_kv_blocks: int, block_size: int, max_model_len: int) -> None:
-    num_tokens = num_kv_blocks * block_size
-    if num_tokens < max_model_len:
-        raise ValueError(
-            f"a KV pool of {num_kv_blocks} blocks of {block_size} tokens ({num_tokens} tokens) cannot hold "
-            f"one request of max_model_len={max_model_len}: raise num_kv_blocks or lower max_model_len"
-        )
-
-
-def _affordable_blocks(model: CausalLM, block_size: int, max_model_len: int, max_num_seqs: int) -> int:
-    one_block = [cache for caches in model.allocate_kv_cache(1, block_size) for cache in caches]
-    affordable = kv_cache_budget(model.info.device) // sum(cache.nbytes for cache in one_block)
-    return min(max_num_seqs * -(-max_model_len // block_size), affordable)
 
 
 def _as_int64(seed: int) -> int:

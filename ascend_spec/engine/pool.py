@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
 from ascend_spec.engine.request import Request
 from ascend_spec.runtime import Upload
-from ascend_spec.types import Draft, DraftBatch
+from ascend_spec.types import Draft, DraftBatch, ScheduledRequest
 
 
 class TokenPool:
@@ -72,6 +73,30 @@ class TokenPool:
             token_ids=self.token_ids[:-1],
             num_tokens=(self.num_tokens * wanted)[:-1],
             num_speculative_tokens=(room * wanted)[:-1],
+        )
+
+    def add_kv_state(
+        self, batch: DraftBatch, scheduled: Iterable[ScheduledRequest], running: Iterable[Request]
+    ) -> DraftBatch:
+        """``batch`` with what a drafter with K/V of its own needs besides.
+
+        Args:
+            batch: of :meth:`draft_batch`.
+            scheduled: what the target has just computed. Behind a chunk of a prompt it stands at the chunk's
+                end; of every other request it has computed all tokens but the last.
+            running: requests that have a slot.
+        """
+        num_slots, width = batch.token_ids.shape
+        ends, restarted = [width] * num_slots, [False] * num_slots
+        for item in scheduled:
+            if not item.samples:
+                ends[item.slot] = item.num_computed_tokens + item.num_new_tokens
+        for request in running:
+            restarted[request.slot] = not request.known_to_drafter
+        return replace(
+            batch,
+            num_computed_tokens=torch.minimum((batch.num_tokens - 1).clamp(min=0), self.upload.int32(ends)),
+            restarted=self.upload.bool(restarted),
         )
 
 

@@ -79,6 +79,10 @@ class Request:
     """Tokens whose K/V is in the cache. Rejected drafts roll back by not being counted here."""
     num_drafts: int = 0
     """Drafts waiting in the row of its slot."""
+    speculation_disabled: bool = False
+    """A batch it was in reached ``disable_by_batch_size``: it is never speculated on again."""
+    known_to_drafter: bool = False
+    """The drafter has been shown all of it that is computed; K/V it keeps of the slot is this request's."""
     slot: int = -1
     block_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -111,6 +115,8 @@ class Request:
 
     def max_useful_drafts(self, num_speculative_tokens: int) -> int:
         """Drafts whose rows can still matter: a step with ``k`` drafts may commit ``k + 1`` tokens."""
+        if self.speculation_disabled:
+            return 0
         room = min(num_speculative_tokens, self.max_num_tokens - self.num_tokens - 1)
         if self.recompute_beyond is not None and self.num_tokens <= self.recompute_beyond:
             room = min(room, self.recompute_beyond - self.num_tokens)
@@ -119,8 +125,15 @@ class Request:
     def roll_back(self, num_new: int) -> None:
         """After ``num_new`` tokens were committed: K/V of rejected drafts is simply not counted."""
         limit = self.recompute_beyond
-        crossed = limit is not None and self.num_tokens - num_new <= limit < self.num_tokens
-        self.num_computed_tokens = 0 if crossed else self.num_tokens - 1
+        if limit is not None and self.num_tokens - num_new <= limit < self.num_tokens:
+            self.restart()
+        else:
+            self.num_computed_tokens = self.num_tokens - 1
+
+    def restart(self) -> None:
+        """All K/V of it, the drafter's too, must be computed again."""
+        self.num_computed_tokens = self.num_drafts = 0
+        self.known_to_drafter = False
 
 
 def read_token_ids(prompt: Sequence[int]) -> list[int]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from ascend_spec.config import Bucket, Plan, choose_bucket
 from ascend_spec.engine.pool import TokenPool
-from ascend_spec.runtime import Bucket, choose_bucket, new_buffers, refill
+from ascend_spec.runtime import new_buffers, refill
 from ascend_spec.scorer import MQAScorer
 from ascend_spec.types import Draft, ScheduledRequest, StepPlan
 
@@ -40,12 +41,9 @@ class StepRunner:
         scorer: MQAScorer,
         pool: TokenPool,
         capturer: Any,
-        *,
-        static_shapes: bool,
-        max_num_seqs: int,
+        plan: Plan,
     ) -> None:
-        self.step, self.scorer, self.pool, self.capturer = step, scorer, pool, capturer
-        self.static_shapes, self.max_num_seqs = static_shapes, max_num_seqs
+        self.step, self.scorer, self.pool, self.capturer, self.plan = step, scorer, pool, capturer, plan
         # bucket and width of the min_tokens mask -> buffers, replay
         self.captured: dict[tuple[Bucket, int], tuple[StepPlan, Callable[[StepPlan], torch.Tensor]]] = {}
 
@@ -58,10 +56,12 @@ class StepRunner:
         return output
 
     def _bucket(self, scheduled: list[ScheduledRequest]) -> Bucket | None:
-        if not self.static_shapes or not all(request.decodes for request in scheduled):
+        if self.plan.graph_mode == "none" or not all(request.decodes for request in scheduled):
             return None
         num_drafts = max(request.num_drafts for request in scheduled)
-        return choose_bucket(len(scheduled), num_drafts, self.max_num_seqs, self.scorer.max_spec_len)
+        return choose_bucket(
+            len(scheduled), num_drafts, self.plan.target.max_num_seqs, self.plan.num_speculative_tokens
+        )
 
     def _replay(self, bucket: Bucket, plan: StepPlan) -> torch.Tensor:
         key = (bucket, 0 if plan.banned_token_ids is None else plan.banned_token_ids.shape[1])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from ascend_spec.config import ModelFacts
 from ascend_spec.models import probe
 from ascend_spec.models.attention import (
     PAGED,
@@ -43,6 +44,14 @@ class ModelInfo:
     longrope_boundary: int | None = None
     """Longest sequence that uses the short rope factors; a request that grows beyond it equals ``generate``
     only if its K/V are recomputed then. None: no such boundary within ``max_model_len``."""
+    facts: ModelFacts = field(default_factory=lambda: ModelFacts(""))
+    """its config"""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of all layers."""
+        values = sum(h * d for h, d in zip(self.num_kv_heads, self.head_dims, strict=True))
+        return 2 * values * self.dtype.itemsize
 
 
 class CausalLM:
@@ -169,6 +178,7 @@ def _info(hf_model: Any, config: Any, calls: list[RecordedCall], long_ropes: lis
         eos_token_ids=tuple(id_ for id_ in _eos_token_ids(hf_model) if 0 <= id_ < config.vocab_size),
         dtype=hf_model.dtype,
         device=hf_model.device,
+        facts=ModelFacts(hf_model.name_or_path, hf_model.config.to_dict()),
         longrope_boundary=boundary if boundary < config.max_position_embeddings else None,
     )
 

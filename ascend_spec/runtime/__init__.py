@@ -1,19 +1,15 @@
-"""Devices, shape buckets, persistent buffers, capture: what makes a step static and sync-free."""
+"""Devices, persistent buffers, capture: what makes a step static and sync-free."""
 
-from ascend_spec.runtime.buckets import Bucket, all_buckets, choose_bucket
 from ascend_spec.runtime.buffers import new_buffers, refill
 from ascend_spec.runtime.capture import Eager, HostSyncError, Recorder
 from ascend_spec.runtime.device import DeviceFacts, Upload, device_facts, kv_cache_budget
 
 __all__ = [
-    "Bucket",
     "DeviceFacts",
     "Eager",
     "HostSyncError",
     "Recorder",
     "Upload",
-    "all_buckets",
-    "choose_bucket",
     "device_facts",
     "kv_cache_budget",
     "new_buffers",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ascend_spec.runtime import Bucket
+from ascend_spec.config import Bucket
 from ascend_spec.scorer.mqa import MQAScorer
 from ascend_spec.types import AttentionMetadata, Draft, ScheduledRequest, StepPlan
 

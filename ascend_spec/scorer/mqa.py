@@ -8,7 +8,8 @@ from itertools import accumulate
 
 import torch
 
-from ascend_spec.runtime import Bucket, Upload
+from ascend_spec.config import Bucket
+from ascend_spec.runtime import Upload
 from ascend_spec.types import AttentionMetadata, Draft, ScheduledRequest, SpecDecodeMetadata, StepPlan
 from ascend_spec_ops import draft_inputs
 

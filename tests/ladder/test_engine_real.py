@@ -198,7 +198,7 @@ def real():
         output = hf_model.generate(torch.tensor([prompt]), max_new_tokens=128, do_sample=False)
         references.append(output[0, len(prompt) :].tolist())
     longest = max(map(len, prompts)) + 128
-    case = Case(hf_model, CausalLM.load(path), prompts, references, 128, max_model_len=longest, small_pool=50)
+    case = Case(hf_model, CausalLM.load(path), prompts, references, 128, max_model_len=longest, small_pool=34)
     yield case
     print(f"\n{len(case.near_ties)} near ties", *case.near_ties, sep="\n  ")
 

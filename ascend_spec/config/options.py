@@ -1,0 +1,57 @@
+"""Options that vLLM has no word for, under the key ``ascend_spec``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Name = Annotated[str, Field(min_length=1)]
+#: every number of things is below it
+MOST = 2**31 - 1
+
+
+class Checked(BaseModel):
+    """What a user writes: nothing unknown, nothing of another type, nothing that changes later."""
+
+    # strict: "4" or true for a number is a mistake better found at start than guessed at
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class AscendSpecConfig(Checked):
+    """Nested in the JSON of ``--speculative-config`` here; ``additional_config["ascend_spec"]`` inside vLLM."""
+
+    method: Name | None = Field(
+        default=None,
+        description="the name of a method that vLLM has no word for, such as medusa, which wins over 'method'",
+    )
+    rejection_sample_method: Name | None = Field(
+        default=None,
+        description="the name of an acceptance rule, which wins over vLLM's field of the same name",
+    )
+    posterior_threshold: float = Field(
+        default=0.09, gt=0, le=1, description="a number above 0, at most 1: typical acceptance's epsilon"
+    )
+    posterior_alpha: float = Field(
+        default=0.3, gt=0, le=1, description="a number above 0, at most 1: typical acceptance's delta"
+    )
+    disable_by_batch_size: int | None = Field(
+        default=None,
+        ge=2,
+        le=MOST,
+        description=f"an integer from 2 to {MOST}: batches of as many requests are not speculated on",
+    )
+    match: Literal["earliest", "recent"] = Field(
+        default="earliest",
+        description='"earliest" (vLLM\'s) or "recent": which of several n-gram matches is taken',
+    )
+    suffix_memory_path: Name | None = Field(
+        default=None, description="the path of a file that suffix decoding's global memory is kept in"
+    )
+    heterogeneous_vocab_method: Literal["tli", "slem"] = Field(
+        default="tli", description='"tli" (token-level intersection) or "slem" (string-level exact match)'
+    )
+    on_error: Literal["continue", "raise"] = Field(
+        default="continue",
+        description='"continue" (without drafts) or "raise": what happens when a drafter fails',
+    )
