@@ -15,16 +15,19 @@ import ascend_spec
 import ascend_spec_ops
 from ascend_spec.config import (
     ConfigError,
+    Plan,
     SpeculatorConfig,
     register_speculative_method,
     registered_speculative_methods,
 )
 from ascend_spec.engine import LLM
 from ascend_spec.engine.scheduler import Scheduler
+from ascend_spec.runtime import DeviceFacts
 from ascend_spec.types import Draft, DraftBatch, SamplingParams
 from ascend_spec_ops.threads import thread_limit
 from ascend_spec_ops.warm_up import DUMMY_CALLS
 
+STATIC = DeviceFacts(block_size=4, host_readable=False, static_shapes=True)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 PROMPTS = [[5, 6], [11, 12, 13, 14, 15], [8, 9, 10] * 9, [3] * 7]
 
@@ -106,10 +109,53 @@ def test_k_follows_the_batch_size(model, scripted):
     assert max(seen[1]) == 4
 
 
-def reach(llm):
-    """Most tokens beyond the committed ones that a decoding request had blocks for, block by block."""
-    requests = [request for request in llm.scheduler.running if request.decodes]
-    return min(len(r.block_ids) * llm.blocks.block_size - r.num_tokens for r in requests)
+def test_a_batch_that_grows_verifies_no_more_than_it_may(model, scripted):
+    """Drafts are proposed before it is known who joins; a second request is admitted with them in hand."""
+    ranges = [[1, 1, 4], [2, 8, 1]]
+    llm = LLM(model, speculative_config={**scripted, "num_speculative_tokens_per_batch_size": ranges})
+    llm.add_request(PROMPTS[0], replace(GREEDY, max_tokens=30))
+    llm.step()
+    assert llm.scheduler.running[0].num_drafts > 1
+    llm.add_request(PROMPTS[1], GREEDY)
+    before = llm.metrics.num_draft_tokens
+    llm.step()
+    assert llm.metrics.num_draft_tokens - before <= 1
+
+
+def drafts_end_where_the_drafter_does(model, scripted, facts=None):
+    """One long and one short request: the long one goes on without drafts, the short one keeps its own."""
+    llm = LLM(model, speculative_config={**scripted, "num_speculative_tokens": 3}, facts=facts)
+    limit = 20
+    object.__setattr__(llm.plan.speculator, "limit", limit)
+    ids = [llm.add_request(PROMPTS[2], replace(GREEDY, max_tokens=16)), llm.add_request(PROMPTS[0], GREEDY)]
+    requests = [llm._live[request_id].request for request_id in ids]
+    while llm.has_unfinished_requests:
+        llm.step()
+        for request in llm.scheduler.running:
+            assert request.num_tokens + request.num_drafts <= max(limit, request.num_tokens)
+    assert sum(requests[0].accepted) == 0
+    assert sum(requests[1].accepted) > 0
+
+
+@pytest.fixture
+def short_sighted(monkeypatch):
+    """The registered method's drafter sees ``limit`` tokens, once that is set."""
+    monkeypatch.setattr(
+        ScriptedConfig,
+        "max_model_len",
+        property(lambda self: getattr(self, "limit", self.target.max_model_len)),
+    )
+
+
+@pytest.mark.parametrize("facts", [None, STATIC], ids=["exact", "static"])
+def test_drafts_end_where_the_drafter_does(model, scripted, short_sighted, facts):
+    drafts_end_where_the_drafter_does(model, scripted, facts)
+
+
+def test_a_plan_whose_limit_is_ignored_fails(model, scripted, short_sighted, monkeypatch):
+    monkeypatch.setattr(Plan, "max_drafted_len", property(lambda self: self.target.max_model_len))
+    with pytest.raises(AssertionError):
+        drafts_end_where_the_drafter_does(model, scripted)
 
 
 def lookahead_is_reserved(model, config, **options):
@@ -190,6 +236,22 @@ def test_a_failing_drafter_may_stop_the_engine(model):
     strict = {**config, "ascend_spec": {"on_error": "raise"}}
     with pytest.raises(RuntimeError, match="no drafts today"):
         LLM(model, speculative_config=strict, drafter=FailingDrafter()).generate(PROMPTS, GREEDY)
+
+
+def test_a_method_with_its_own_cache_needs_a_drafter_that_follows(model, scripted, monkeypatch):
+    monkeypatch.setattr(ScriptedConfig, "uses_draft_kv_cache", True, raising=False)
+    with pytest.raises(ValueError, match="'scripted' has K/V of its own, but ScriptedDrafter has no follow"):
+        LLM(model, speculative_config=scripted)
+
+
+def test_nothing_is_read_before_the_configuration_is_judged(tmp_path):
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "llama", "max_position_embeddings": 64, "vocab_size": 9}'
+    )
+    config = {"method": "eagle3", "model": "org/head", "num_speculative_tokens": 70, "xpress_topc": 3}
+    with pytest.raises(ConfigError) as caught:
+        LLM(tmp_path, speculative_config=config)
+    assert {"num_speculative_tokens", "xpress_topc", "method"} <= {f.field for f in caught.value.findings}
 
 
 def test_no_speculation_is_a_plan_too(model):

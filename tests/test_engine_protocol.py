@@ -116,14 +116,15 @@ def changed_kv_state(**changes):
 
 
 def never_marks(self, scheduled, control):
-    return [replace(item, num_drafts=0) for item in scheduled]
+    most = control.num_lookahead_slots
+    return [replace(item, num_drafts=min(item.num_drafts, most)) for item in scheduled]
 
 
-without_speculation = LLM._without_speculation
+limited = LLM._limited
 
 
 def keeps_the_drafts(self, scheduled, control):
-    without_speculation(self, scheduled, control)
+    limited(self, scheduled, control)
     return scheduled
 
 
@@ -152,9 +153,9 @@ MUTANTS = {
         SpecDecodeControl, "draft_follows", property(lambda c: c.run_spec_proposer_for_prefill), [checks.every_k_zero]
     ),
     "chunks are not followed": (LLM, "_follow", lambda *args: None, [checks.chunks, checks.mixed]),
-    "the limit is forgotten when the batch shrinks": (LLM, "_without_speculation", never_marks, [checks.over_limit]),
+    "the limit is forgotten when the batch shrinks": (LLM, "_limited", never_marks, [checks.over_limit]),
     "drafts in hand are judged over the limit": (
-        LLM, "_without_speculation", keeps_the_drafts, [checks.over_limit, checks.every_k_zero]
+        LLM, "_limited", keeps_the_drafts, [checks.over_limit, checks.every_k_zero]
     ),
     "new requests beside old ones get no drafts": (llm_module, "decide_step", disables_newcomers, [checks.over_limit]),
     "requests proposed for are followed too": (

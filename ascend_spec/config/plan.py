@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ascend_spec.config import checks, schedule
-from ascend_spec.config.buckets import Bucket, all_buckets
+from ascend_spec.config.buckets import Bucket, all_buckets, choose_bucket
 from ascend_spec.config.draft_model import DraftModelConfig, draft_model_config
 from ascend_spec.config.errors import ConfigError, Finding
 from ascend_spec.config.kv import KVPlan, plan_kv
@@ -45,7 +45,7 @@ class Plan:
     """K by batch size, up to ``max_num_seqs``; None: always ``num_speculative_tokens``."""
     graph_mode: str
     graph_buckets: tuple[Bucket, ...]
-    """Shapes of the decode steps that are captured at start; none without graphs."""
+    """Shapes of the decode steps that are captured, each when it is first met; none without graphs."""
     kv: KVPlan
     num_threads: int
     """CPU threads of this rank's kernels: ranks of one machine share its cores."""
@@ -70,6 +70,15 @@ class Plan:
         """The most drafts a request gets in a batch of so many requests."""
         table = self.num_speculative_tokens_by_batch_size
         return self.num_speculative_tokens if table is None else table[batch_size]
+
+    def bucket_for(self, num_requests: int, num_drafts: int) -> Bucket:
+        """The shape that a decode step of this size is padded to."""
+        return choose_bucket(num_requests, num_drafts, self.target.max_num_seqs, self.num_speculative_tokens)
+
+    @property
+    def max_drafted_len(self) -> int:
+        """The longest sequence, its drafts included, that the drafter can see; longer ones get no drafts."""
+        return self.speculator.max_model_len or self.target.max_model_len
 
     @property
     def num_lookahead_tokens(self) -> int:

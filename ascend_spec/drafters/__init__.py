@@ -16,7 +16,7 @@ def create_drafter(plan: Plan) -> Drafter | None:
     """The drafter of the planned method; None: nothing is planned.
 
     Raises:
-        ValueError: the class that a method's contract names cannot be had; the message says why.
+        ValueError: the class that a method's contract names cannot be had, or is not what the contract says.
     """
     name = plan.speculator.speculator_class
     if name is None:
@@ -29,4 +29,10 @@ def create_drafter(plan: Plan) -> Drafter | None:
             f"method {plan.name!r} names {name!r} as its drafter, which cannot be imported ({error}): correct "
             "speculator_class in its contract, written 'module:Class'"
         ) from error
-    return drafter_class.from_plan(plan)
+    drafter = drafter_class.from_plan(plan)
+    if plan.speculator.uses_draft_kv_cache and not hasattr(drafter, "follow"):
+        raise ValueError(
+            f"method {plan.name!r} has K/V of its own, but {type(drafter).__name__} has no follow, which keeps it in "
+            "step with the target's: see KVDrafter"
+        )
+    return drafter

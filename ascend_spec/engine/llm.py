@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 import ascend_spec_ops
-from ascend_spec.config import SpeculativeConfig, load_speculative_config
+from ascend_spec.config import SpeculativeConfig
 from ascend_spec.drafters import create_drafter
 from ascend_spec.engine.block_manager import BlockManager
 from ascend_spec.engine.detokenizer import Detokenizer
 from ascend_spec.engine.outputs import append_tokens, finished_output, new_chunk
-from ascend_spec.engine.planning import make_plan
+from ascend_spec.engine.planning import check_before_loading, make_plan
 from ascend_spec.engine.pool import TokenPool, check_draft, trim_draft
 from ascend_spec.engine.protocol import SpecDecodeControl, decide_step, run_step
 from ascend_spec.engine.request import (
@@ -103,23 +103,20 @@ class LLM:
         facts: DeviceFacts | None = None,
         capturer: Any = None,
     ) -> None:
-        if not isinstance(speculative_config, SpeculativeConfig):
-            speculative_config = load_speculative_config(speculative_config)
+        sizes: dict[str, Any] = {
+            "max_model_len": max_model_len,
+            "block_size": block_size,
+            "num_kv_blocks": num_kv_blocks,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+        }
         if isinstance(model, str | os.PathLike):
+            check_before_loading(speculative_config, model, facts or device_facts(device), sizes)
             tokenizer = tokenizer or load_tokenizer(model)
             model = CausalLM.load(model, dtype=dtype, device=device)
         self.model, self.tokenizer = model, tokenizer
         self.facts = facts or device_facts(model.info.device)
-        self.plan = plan = make_plan(
-            speculative_config,
-            model,
-            self.facts,
-            max_model_len=max_model_len,
-            block_size=block_size,
-            num_kv_blocks=num_kv_blocks,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-        )
+        self.plan = plan = make_plan(speculative_config, model.info, self.facts, sizes)
         if drafter is not None and plan.num_speculative_tokens == 0:
             raise ValueError(
                 "a drafter was given without speculative_config: add one, whose num_speculative_tokens says "
@@ -255,7 +252,7 @@ class LLM:
         )
         if control.is_empty:
             return []
-        scheduled = self._without_speculation(scheduled, control) if control.no_spec else scheduled
+        scheduled = self._limited(scheduled, control)
         self._update_pool(scheduled)
         draft, self.draft = self.draft, None
         try:
@@ -309,14 +306,16 @@ class LLM:
                 self.pool.admit(request)
             self.pool.update_block_table(request)
 
-    def _without_speculation(
+    def _limited(
         self, scheduled: list[ScheduledRequest], control: SpecDecodeControl
     ) -> list[ScheduledRequest]:
-        """The batch without the drafts it may have, which were proposed before it was known not to use them."""
+        """The batch with no more drafts than a batch of its size may have: they were proposed when its size was
+        not known."""
         if control.disable_all_speculation:
             for item in scheduled:
                 self._live[item.request_id].request.speculation_disabled = True
-        return [replace(item, num_drafts=0) if item.num_drafts else item for item in scheduled]
+        most = control.num_lookahead_slots
+        return [replace(item, num_drafts=most) if item.num_drafts > most else item for item in scheduled]
 
     def _follow(self, scheduled: Sequence[ScheduledRequest], control: SpecDecodeControl) -> None:
         """Keep a drafter's own K/V in step for the requests that are not proposed for."""
@@ -347,7 +346,7 @@ class LLM:
     def _draft_batch(
         self, slots: Iterable[int], num_draft_tokens: int, scheduled: Sequence[ScheduledRequest]
     ) -> DraftBatch:
-        batch = self.pool.draft_batch(sorted(slots), num_draft_tokens)
+        batch = self.pool.draft_batch(sorted(slots), num_draft_tokens, self.plan.max_drafted_len)
         if hasattr(self.drafter, "follow"):
             return self.pool.add_kv_state(batch, scheduled, self.scheduler.running)
         return batch
@@ -396,7 +395,7 @@ class LLM:
         if self.draft is not None and self.facts.host_readable:
             counts = (self.draft.token_ids >= 0).sum(1).tolist()
         for request in self.scheduler.running:
-            wanted = request.max_useful_drafts(width)
+            wanted = request.max_useful_drafts(width, self.plan.max_drafted_len)
             if not request.decodes:
                 wanted = 0
             request.num_drafts = wanted if counts is None else min(wanted, counts[request.slot])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import torch
@@ -12,55 +13,84 @@ from ascend_spec.config import (
     SpeculativeConfig,
     TargetConfig,
     check_max_model_len,
+    load_speculative_config,
     pool_shortfall,
+    read_model_facts,
     resolve,
 )
+from ascend_spec.models import ModelInfo
 from ascend_spec.runtime import DeviceFacts, kv_cache_budget
 
 logger = logging.getLogger(__name__)
+Given = str | dict[str, Any] | SpeculativeConfig | None
+Sizes = dict[str, Any]
+"""``max_model_len``, ``block_size``, ``num_kv_blocks``, ``max_num_seqs``, ``max_num_batched_tokens``, as they
+were given to :class:`ascend_spec.engine.LLM`."""
 
 
-def make_plan(
-    config: SpeculativeConfig | None,
-    model: Any,
-    facts: DeviceFacts,
-    *,
-    max_model_len: int | None,
-    block_size: int | None,
-    num_kv_blocks: int | None,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-) -> Plan:
-    """The plan of an engine with these arguments; see :class:`ascend_spec.engine.LLM`.
+def check_before_loading(
+    given: Given, path: str | os.PathLike[str], facts: DeviceFacts, sizes: Sizes
+) -> None:
+    """Judge a configuration by the model's config.json, before the weights are read.
+
+    Raises:
+        ValueError, ConfigError: as :func:`make_plan`.
+    """
+    try:
+        model = read_model_facts(os.fspath(path))
+    except ValueError:
+        return  # who reads the model says what is wrong with it
+    longest = sizes["max_model_len"] or model.max_position_embeddings
+    if given is not None and longest is not None:
+        target = TargetConfig(model, longest, **_engine_facts(facts, sizes))
+        _loaded(given, target)
+
+
+def make_plan(given: Given, info: ModelInfo, facts: DeviceFacts, sizes: Sizes) -> Plan:
+    """The plan of an engine.
+
+    Args:
+        given: the speculative configuration as it was written; None: no speculation.
+        info: of the loaded model.
+        facts: of its device.
 
     Raises:
         ValueError: sizes that are none, or don't fit each other or the model.
         ConfigError: a speculative configuration that cannot be honoured.
     """
-    info = model.info
-    block_size = facts.block_size if block_size is None else block_size
-    _check_positive(
-        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, block_size=block_size
-    )
     target = TargetConfig(
         info.facts,
-        check_max_model_len(max_model_len, info.max_model_len),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        block_size=block_size,
-        num_kv_blocks=num_kv_blocks,
+        check_max_model_len(sizes["max_model_len"], info.max_model_len),
         kv_cache_bytes=kv_cache_budget(info.device),
         kv_bytes_per_token=info.kv_bytes_per_token,
-        graph_mode="full" if facts.static_shapes else "none",
         dtype=str(info.dtype).removeprefix("torch."),
-        num_threads=torch.get_num_threads(),
+        **_engine_facts(facts, sizes),
     )
-    plan = resolve(config, target, embedded=True)
+    plan = resolve(_loaded(given, target), target, embedded=True)
     if shortfall := pool_shortfall(plan.kv.num_blocks, target, plan.num_lookahead_tokens):
         raise ValueError(shortfall)
     for warning in plan.warnings:
         logger.warning("%s", warning.message)
     return plan
+
+
+def _loaded(given: Given, target: TargetConfig) -> SpeculativeConfig | None:
+    if given is None or isinstance(given, SpeculativeConfig):
+        return given
+    return load_speculative_config(given, target=target, embedded=True)
+
+
+def _engine_facts(facts: DeviceFacts, sizes: Sizes) -> dict[str, Any]:
+    chosen = {name: value for name, value in sizes.items() if name != "max_model_len"}
+    if chosen["block_size"] is None:
+        chosen["block_size"] = facts.block_size
+    _check_positive(**{name: value for name, value in chosen.items() if name != "num_kv_blocks"})
+    return {
+        **chosen,
+        "graph_mode": "full" if facts.static_shapes else "none",
+        "attention_takes_trees": False,  # the engine judges chains
+        "num_threads": torch.get_num_threads(),
+    }
 
 
 def _check_positive(**sizes: int) -> None:

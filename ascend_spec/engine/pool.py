@@ -64,11 +64,13 @@ class TokenPool:
         self.num_tokens[slots] = positions.to(torch.int32) + counts
         self.num_tokens[-1] = 0
 
-    def draft_batch(self, slots: Sequence[int], num_speculative_tokens: int) -> DraftBatch:
-        """History of ``slots``; other rows want no drafts. None is asked for more drafts than can matter."""
+    def draft_batch(self, slots: Sequence[int], num_speculative_tokens: int, max_len: int) -> DraftBatch:
+        """History of ``slots``; other rows want no drafts. None is asked for more drafts than can matter, or
+        for drafts beyond ``max_len`` tokens of a sequence."""
         wanted = torch.zeros_like(self.num_tokens)
         wanted[self.upload.int64(slots)] = 1
-        room = (self.max_num_tokens - self.num_tokens - 1).clamp(0, num_speculative_tokens)
+        room = (self.max_num_tokens - 1).clamp(max=max_len) - self.num_tokens
+        room = room.clamp(0, num_speculative_tokens)
         return DraftBatch(
             token_ids=self.token_ids[:-1],
             num_tokens=(self.num_tokens * wanted)[:-1],

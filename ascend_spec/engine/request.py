@@ -113,11 +113,12 @@ class Request:
     def decodes(self) -> bool:
         return self.num_computed_tokens + 1 == self.num_tokens
 
-    def max_useful_drafts(self, num_speculative_tokens: int) -> int:
-        """Drafts whose rows can still matter: a step with ``k`` drafts may commit ``k + 1`` tokens."""
+    def max_useful_drafts(self, num_speculative_tokens: int, max_len: int) -> int:
+        """Drafts whose rows can still matter: a step with ``k`` drafts may commit ``k + 1`` tokens. None stands
+        beyond ``max_len`` tokens of the sequence."""
         if self.speculation_disabled:
             return 0
-        room = min(num_speculative_tokens, self.max_num_tokens - self.num_tokens - 1)
+        room = min(num_speculative_tokens, min(self.max_num_tokens - 1, max_len) - self.num_tokens)
         if self.recompute_beyond is not None and self.num_tokens <= self.recompute_beyond:
             room = min(room, self.recompute_beyond - self.num_tokens)
         return max(0, room)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ascend_spec.config import Bucket, Plan, choose_bucket
+from ascend_spec.config import Bucket, Plan
 from ascend_spec.engine.pool import TokenPool
 from ascend_spec.runtime import new_buffers, refill
 from ascend_spec.scorer import MQAScorer
@@ -59,9 +59,7 @@ class StepRunner:
         if self.plan.graph_mode == "none" or not all(request.decodes for request in scheduled):
             return None
         num_drafts = max(request.num_drafts for request in scheduled)
-        return choose_bucket(
-            len(scheduled), num_drafts, self.plan.target.max_num_seqs, self.plan.num_speculative_tokens
-        )
+        return self.plan.bucket_for(len(scheduled), num_drafts)
 
     def _replay(self, bucket: Bucket, plan: StepPlan) -> torch.Tensor:
         key = (bucket, 0 if plan.banned_token_ids is None else plan.banned_token_ids.shape[1])
