@@ -304,9 +304,10 @@ def test_demo_with_a_model_too_small_for_its_prompts(fails, capsys, tmp_path, ti
         (tmp_path / name).write_bytes((Path(tiny) / name).read_bytes())
     tokenizer.save_pretrained(tmp_path)
     assert main(["demo", "--model", str(tmp_path), "--json"]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "at most 127 fit" in err.splitlines()[-1]
+    out, _ = capsys.readouterr()
+    answer = json.loads(out)
+    assert not answer["ok"]
+    assert "at most 127 fit" in answer["errors"][0]["message"]
 
 
 def scripted(script: list[int]) -> LLM:

@@ -225,8 +225,8 @@ def test_the_keys_are_always_the_same(capsys, example):
     ],
 )
 def test_every_option_reaches_the_target(capsys, shelf, argv, field, value):
-    plain = checked(capsys, NGRAM, "--model", shelf["llama"])["target"]
-    given = checked(capsys, NGRAM, "--model", shelf["llama"], *argv)["target"]
+    plain = checked(capsys, NGRAM, "--model", shelf["mixtral"])["target"]
+    given = checked(capsys, NGRAM, "--model", shelf["mixtral"], *argv)["target"]
     assert given[field] == value
     assert {name for name in plain if plain[name] != given[name]} <= {field, "runner", "dtype"}
 

@@ -40,6 +40,18 @@ def test_generate_says_how_it_went(capsys, tmp_path, tiny):
     assert (code, err) == (0, warning + "\n")
 
 
+def test_the_size_of_a_step_can_be_raised(capsys, tiny):
+    """As the error about it says."""
+    argv = ["generate", "--model", tiny, "--prompt", "w5 w6 w7", "--max-tokens", "3", "--max-num-batched-tokens"]
+    spec = ["--spec-method", "ngram", "--spec-tokens", "20"]
+    code, out, err = run(capsys, *argv, "20", *spec)
+    assert (code, out) == (2, "")
+    assert "raise max_num_batched_tokens" in err
+    code, plain, _ = run(capsys, *argv, "20")
+    assert code == 0
+    assert run(capsys, *argv, "21", *spec)[:2] == (0, plain)
+
+
 @pytest.mark.parametrize("command", [["demo"], ["generate", "--model", "none", "--prompt", "x"]])
 def test_the_engine_refuses_before_the_model_is_read(capsys, command):
     config = '{"method": "suffix", "num_speculative_tokens": 3, "rejection_sample_method": "block"}'

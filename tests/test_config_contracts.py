@@ -18,7 +18,8 @@ from ascend_spec.config import (
     TargetConfig,
     register_speculative_method,
 )
-from ascend_spec.config.checks import METHOD_OPTIONS, VLLM_ONLY
+from ascend_spec.config.checks import METHOD_OPTIONS
+from ascend_spec.config.embedded import VLLM_ONLY
 from ascend_spec.config.methods import OURS
 from ascend_spec.config.methods.dflash import DFlashConfig
 from ascend_spec.config.methods.draft_model import PardConfig
@@ -484,6 +485,6 @@ def test_a_tree_check_that_is_dropped_is_seen(shelf: Checkpoints, monkeypatch: p
 
 
 def test_unused_options_of_embedded_are_seen(shelf: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ascend_spec.config.checks.VLLM_ONLY", VLLM_ONLY[1:])
+    monkeypatch.setattr("ascend_spec.config.embedded.VLLM_ONLY", VLLM_ONLY[1:])
     with pytest.raises(AssertionError):
         test_embedded_engine_refuses_what_is_for_vllm(VLLM_ONLY[0], shelf)

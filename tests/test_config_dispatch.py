@@ -306,6 +306,46 @@ def test_number_of_drafts_by_default(
     assert plan.num_speculative_tokens == drafts
 
 
+#: what a checkpoint's n_predict says nothing to: dspark has a block, and Medusa heads
+N_PREDICT = {"draft_model": "draft", "eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash"}
+
+
+@pytest.mark.parametrize("name", N_PREDICT)
+@pytest.mark.parametrize(("drafts", "fits"), [(None, 3), (2, 2), (3, 3), (4, None), (6, 6)])
+def test_heads_that_predict_several_tokens(
+    name: str, drafts: int | None, fits: int | None, shelf: Checkpoints
+) -> None:
+    check_n_predict(name, drafts, fits, shelf)
+
+
+def check_n_predict(name: str, drafts: int | None, fits: int | None, shelf: Checkpoints) -> None:
+    given: Values = {"method": name, "model": shelf.like(N_PREDICT[name], "three", n_predict=3)}
+    if drafts is not None:
+        given["num_speculative_tokens"] = drafts
+    if fits is None:
+        assert "predicts 3 tokens at a time" in str(refused(given, shelf.target()))
+    else:
+        assert planned(given, shelf.target()).num_speculative_tokens == fits
+
+
+def test_dspark_goes_by_its_block(shelf: Checkpoints) -> None:
+    given = {"method": "dspark", "model": shelf.like("dspark", "three", n_predict=3)}
+    assert planned(given, shelf.target()).num_speculative_tokens == 7
+    assert planned({**given, "num_speculative_tokens": 4}, shelf.target()).num_speculative_tokens == 4
+
+
+@pytest.mark.parametrize("name", N_PREDICT)
+@pytest.mark.parametrize("hook", ["configure", "check"])
+def test_a_contract_that_forgets_n_predict_is_seen(
+    name: str, hook: str, shelf: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten = {"configure": classmethod(lambda cls, config, draft: config), "check": lambda speculator: ()}
+    monkeypatch.setattr(BUILT_IN[name], hook, forgotten[hook])
+    drafts, fits = (None, 3) if hook == "configure" else (4, None)
+    with pytest.raises((ConfigError, pytest.fail.Exception)):
+        check_n_predict(name, drafts, fits, shelf)
+
+
 @pytest.mark.parametrize("name", [name for name in BUILT_IN if name != "suffix"])
 def test_number_of_drafts_that_nothing_says(name: str, shelf: Checkpoints) -> None:
     model = {"model": "pkg.Drafter"} if name == "custom_class" else {}
@@ -338,7 +378,7 @@ def check_multiple(drafts: int, fits: bool, shelf: Checkpoints) -> None:
         assert planned(given, shelf.target("deepseek-3")).num_speculative_tokens == drafts
         return
     message = str(refused(given, shelf.target("deepseek-3")))
-    assert "this checkpoint has 3 MTP layers" in message
+    assert "this checkpoint predicts 3 tokens at a time" in message
     assert message.endswith("Use 3 or 6.")
 
 
@@ -439,7 +479,7 @@ def test_a_subclass_that_passes_for_its_base_is_seen(
 
 
 def test_a_dropped_rule_of_multiples_is_seen(shelf: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BUILT_IN["mtp"], "check", SpeculatorConfig.check)
+    monkeypatch.setattr(SpeculatorConfig, "check", lambda speculator: iter(()))
     with pytest.raises(pytest.fail.Exception):
         check_multiple(4, False, shelf)
 

@@ -105,7 +105,6 @@ NOT_STRUCTURAL: dict[str, str] = {
     "draft_load_config": LOADING,
     "num_speculative_tokens": ROWS,
     "num_speculative_tokens_per_batch_size": ROWS,
-    "parallel_drafting": ROWS,
     "disable_padded_drafter_batch": ROWS,
     "draft_lm_head_quantization": DRAWN,
     "use_local_argmax_reduction": DRAWN,
@@ -270,6 +269,53 @@ def test_index_sharing_of_the_checkpoint_and_of_the_user(shelf: Checkpoints) -> 
     assert own == same != other
 
 
+# ---- methods have graphs of their own
+#: "deepseek" is a language model with MTP layers: every method takes it
+ON_ONE_DIRECTORY: dict[str, Values] = {
+    "draft_model": {"method": "draft_model"},
+    "PARD": {"method": "draft_model", "parallel_drafting": True},
+    "eagle": {"method": "eagle"},
+    "eagle3": {"method": "eagle3"},
+    "P-EAGLE": {"method": "eagle3", "parallel_drafting": True},
+    "dflash": {"method": "dflash"},
+    "dspark": {"method": "dspark"},
+    "mtp": {"method": "mtp"},
+    "medusa": {"ascend_spec": {"method": "medusa"}},
+    "mlp_speculator": {"ascend_spec": {"method": "mlp_speculator"}},
+    "own": {"custom_method": "own"},
+}
+#: what they change of the target's graph, they say themselves
+WITHOUT_DRAFT: dict[str, Values] = {
+    "ngram": {"method": "ngram"},
+    "extract_hidden_states": {"method": "extract_hidden_states"},
+    "own": {"custom_method": "plain"},
+}
+
+
+class Plain(SpeculatorConfig):
+    """Registered by the tests: without a draft model."""
+
+
+def check_pairs(methods: dict[str, Values], shelf: Checkpoints) -> None:
+    """No two of ``methods`` have the same hash."""
+    directory = {} if methods is WITHOUT_DRAFT else {"model": shelf["deepseek"]}
+    seen: dict[str, str] = {}
+    with restored_registry():
+        register_speculative_method("own", Own)
+        register_speculative_method("plain", Plain)
+        for name, given in methods.items():
+            key = planned({**K, **directory, **given}, target_of(shelf)).compute_hash()
+            assert key not in seen, f"{name} and {seen[key]}"
+            seen[key] = name
+
+
+@pytest.mark.parametrize(
+    "methods", [ON_ONE_DIRECTORY, WITHOUT_DRAFT], ids=["one directory", "no draft model"]
+)
+def test_methods_have_graphs_of_their_own(methods: dict[str, Values], shelf: Checkpoints) -> None:
+    check_pairs(methods, shelf)
+
+
 # ---- the same configuration, the same hash
 OPTIONS: Values = {"depth": 3, "inner": {"b": [1, {"y": 2, "x": 1}], "a": None}}
 
@@ -334,27 +380,38 @@ def test_processes_agree(shelf: Checkpoints) -> None:
 
 
 # ---- every check above can fail
-def without(index: int) -> Any:
+def without(*indices: int) -> Any:
     original = Plan.hash_factors
 
     def hash_factors(self: Plan) -> tuple[Any, ...]:
-        factors = original(self)
-        return (*factors[:index], *factors[index + 1 :])
+        return tuple(factor for i, factor in enumerate(original(self)) if i not in indices)
 
     return hash_factors
 
 
 @pytest.mark.parametrize(
-    ("index", "seen_in"),
-    [(0, "method"), (1, "custom_method"), (2, "speculator_options"), (2, "draft_model_config"),
-     (3, "enable_adaptive_verification"), (3, "index_share_for_mtp_iteration"), (4, "quantization"), (4, "model")],
+    ("indices", "seen_in"),
+    [((0, 2), "method"), ((1, 2), "custom_method"), ((2,), "parallel_drafting"), ((3,), "speculator_options"),
+     ((3,), "draft_model_config"), ((4,), "enable_adaptive_verification"),
+     ((4,), "index_share_for_mtp_iteration"), ((5,), "quantization"), ((5,), "model")],
 )  # fmt: skip
 def test_a_factor_left_out_is_seen(
-    index: int, seen_in: str, shelf: Checkpoints, monkeypatch: pytest.MonkeyPatch
+    indices: tuple[int, ...], seen_in: str, shelf: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Plan, "hash_factors", without(*indices))
+    with pytest.raises(AssertionError):
+        check_field(seen_in, shelf)
+
+
+@pytest.mark.parametrize(
+    ("index", "seen_in"), [(2, ON_ONE_DIRECTORY), (0, WITHOUT_DRAFT), (1, WITHOUT_DRAFT)]
+)
+def test_methods_that_share_a_graph_are_seen(
+    index: int, seen_in: dict[str, Values], shelf: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Plan, "hash_factors", without(index))
     with pytest.raises(AssertionError):
-        check_field(seen_in, shelf)
+        check_pairs(seen_in, shelf)
 
 
 def test_a_factor_too_many_is_seen(shelf: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -298,7 +298,9 @@ def test_a_plan_does_not_change(shelf: Checkpoints) -> None:
 
 @pytest.mark.parametrize(("threads", "ranks", "each"), [(8, 1, 8), (8, 2, 4), (8, 3, 2), (1, 4, 1)])
 def test_ranks_share_a_machines_threads(threads: int, ranks: int, each: int, shelf: Checkpoints) -> None:
-    assert planned(NGRAM, shelf.target(num_threads=threads, tensor_parallel_size=ranks)).num_threads == each
+    path = shelf.like("llama", "24-heads", num_attention_heads=24)
+    target = TargetConfig.from_directory(path, num_threads=threads, tensor_parallel_size=ranks)
+    assert planned(NGRAM, target).num_threads == each
 
 
 def test_what_is_compiled_at_start(shelf: Checkpoints) -> None:
@@ -343,7 +345,7 @@ def test_changing_k_that_nobody_stops_is_seen(shelf: Checkpoints, monkeypatch: p
 def test_budgets_that_nobody_checks_are_seen(
     bound: str, shelf: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ascend_spec.config.checks._check_budget", lambda speculator, target: iter(()))
+    monkeypatch.setattr("ascend_spec.config.checks.check_rows", lambda speculator, target: iter(()))
     with pytest.raises(pytest.fail.Exception):
         test_drafts_fit_or_not(bound, shelf)
 

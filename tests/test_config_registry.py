@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ class FakeEntryPoint:
         self.name, self.loaded, self.value = name, loaded, f"package_of_{name}:Contract"
 
     def load(self) -> Any:
-        if isinstance(self.loaded, Exception):
+        if isinstance(self.loaded, BaseException):
             raise self.loaded
         return self.loaded
 
@@ -170,6 +171,7 @@ def test_installed_methods_are_found(installed: list[FakeEntryPoint], shelf: Che
     [
         (ImportError("no module named torch_meadow"), "no module named torch_meadow"),
         (RuntimeError("out of order"), "out of order"),
+        (SystemExit(2), "SystemExit: 2"),
         (dict, "it must be a subclass"),
         (OnNothing, "given base_method 'egale'"),
     ],
@@ -215,6 +217,121 @@ def test_installed_methods_are_looked_up_once(
     assert calls == [{"group": "ascend_spec.methods"}]
 
 
+# ---- contracts that are not sound
+class Nameless(SpeculatorConfig):
+    """It is known by the name that it is registered under."""
+
+    model = "required"
+
+
+def test_a_contract_without_a_name_is_called_by_its_registered_one(shelf: Checkpoints) -> None:
+    register_speculative_method("nameless", Nameless)
+    given = {"method": "nameless", "num_speculative_tokens": 2}
+    with pytest.raises(ConfigError, match="method 'nameless' needs the directory"):
+        planned(given, shelf.target())
+    with pytest.raises(ConfigError, match="'method' was given as 'nameless', but the checkpoint"):
+        planned({**given, "model": shelf["eagle"]}, shelf.target())
+    assert planned({**given, "model": shelf["draft"]}, shelf.target()).name == "nameless"
+
+
+class Careless(SpeculatorConfig):
+    """Its hooks are replaced by ones that raise."""
+
+    model = "required"
+
+
+def raises(error: BaseException) -> Any:
+    def hook(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return hook
+
+
+HOOKS: dict[str, Any] = {
+    "default_model": classmethod, "adapt_draft_model_config": classmethod, "configure": classmethod,
+    "specialize": None, "check": None, "num_lookahead_tokens": property,
+    "max_num_new_slots_for_drafting": property, "max_model_len": property,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("error", [RuntimeError("meadow"), SystemExit(2)], ids=["error", "exit"])
+def test_a_hook_that_raises_is_a_finding(
+    hook: str, error: BaseException, shelf: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapped = HOOKS[hook] or (lambda function: function)
+    monkeypatch.setattr(Careless, hook, wrapped(raises(error)), raising=False)
+    register_speculative_method("careless", Careless)
+    given: dict[str, Any] = {"method": "careless", "num_speculative_tokens": 9000}
+    if hook != "default_model":
+        given["model"] = shelf["draft"]
+    message = f"contract of method 'careless', {__name__}.Careless, failed \\({type(error).__name__}: "
+    with pytest.raises(ConfigError, match=message):
+        planned(given, shelf.target())
+
+
+def test_a_contract_that_returns_nothing_is_a_finding(
+    shelf: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Careless, "configure", classmethod(lambda cls, config, draft: None), raising=False)
+    register_speculative_method("careless", Careless)
+    given = {"method": "careless", "model": shelf["draft"], "num_speculative_tokens": 3}
+    with pytest.raises(ConfigError, match="contract of method 'careless'"):
+        planned(given, shelf.target())
+
+
+def test_an_error_of_a_built_in_contract_is_ours(shelf: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BUILT_IN["ngram"], "check", raises(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        planned({"method": "ngram", "num_speculative_tokens": 3}, shelf.target())
+
+
+# ---- two names
+class OnEagle3(Eagle3Config):
+    base_method = "eagle3"
+
+
+@pytest.mark.parametrize(
+    ("given", "rivals"),
+    [
+        ({"custom_method": "meadow"}, ()),
+        ({"custom_method": "meadow", "method": "meadow"}, ()),
+        ({"custom_method": "meadow", "method": "custom_class"}, ()),
+        ({"custom_method": "meadow", "ascend_spec": {"method": "meadow"}}, ()),
+        ({"custom_method": "meadow", "method": "ngram"}, ("'method' as 'ngram'",)),
+        ({"custom_method": "meadow", "method": "on_eagle3"}, ("'method' as 'on_eagle3'",)),
+        (
+            {"custom_method": "meadow", "ascend_spec": {"method": "ngram"}},
+            ("'ascend_spec.method' as 'ngram'",),
+        ),
+        (
+            {"custom_method": "meadow", "method": "suffix", "ascend_spec": {"method": "ngram"}},
+            ("'ascend_spec.method' as 'ngram'", "'method' as 'suffix'"),
+        ),
+        ({"custom_method": "on_eagle3", "method": "eagle3", "model": "org/head"}, ()),
+        ({"custom_method": "on_eagle3", "method": "custom_class"}, ("'method' as 'custom_class'",)),
+    ],
+)
+def test_two_names_must_agree(given: dict[str, Any], rivals: tuple[str, ...], shelf: Checkpoints) -> None:
+    check_names(given, rivals, shelf)
+
+
+def check_names(given: dict[str, Any], rivals: tuple[str, ...], shelf: Checkpoints) -> None:
+    register_speculative_method("meadow", Meadow)
+    register_speculative_method("on_eagle3", OnEagle3)
+    given = {"num_speculative_tokens": 3, **given}
+    if not rivals:
+        plan = planned(given, shelf.target())
+        assert plan.name == given["custom_method"]
+        assert type(plan.speculator) is method_class(plan.name)
+        return
+    with pytest.raises(ConfigError) as caught:
+        planned(given, shelf.target())
+    assert [finding.field for finding in caught.value.findings] == ["custom_method"] * len(rivals)
+    for rival in rivals:
+        assert f"'custom_method' was given as '{given['custom_method']}' and {rival}" in str(caught.value)
+
+
 # ---- every check above can fail
 def test_a_registry_that_takes_anything_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "register_speculative_method", registry._registered.__setitem__)
@@ -249,3 +366,18 @@ def test_a_contract_that_turns_into_a_built_in_one_is_seen(
     monkeypatch.setattr(resolution, "_specialized", careless)
     with pytest.raises(AssertionError):
         test_a_registered_contract_is_refined_only_by_its_own(MyEagle3, True, MyEagle3, shelf)
+
+
+def test_a_plugin_that_takes_the_command_with_it_is_seen(
+    shelf: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolution, "_hooks_of", lambda found, verdict: nullcontext())
+    with pytest.raises(RuntimeError):
+        test_a_hook_that_raises_is_a_finding("check", RuntimeError("meadow"), shelf, monkeypatch)
+
+
+def test_names_that_nobody_compares_are_seen(shelf: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolution, "_check_custom", lambda config, verdict: True)
+    for given in ({"method": "ngram"}, {"ascend_spec": {"method": "ngram"}}):
+        with pytest.raises(pytest.fail.Exception):
+            check_names({"custom_method": "meadow", **given}, ("",), shelf)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import wrong_config_checks
 import wrong_configs
+import yaml
 from config_fixtures import HEAD, Checkpoints
 from pydantic import create_model
 from wrong_configs import BROKEN_CHECKPOINTS, Wrong
@@ -27,6 +28,8 @@ from ascend_spec.config import (
     errors,
     load,
     load_speculative_config,
+    opaque,
+    resolution,
     schedule,
     synthetic,
 )
@@ -225,6 +228,35 @@ def other_errors_escape(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(load, "RecursionError", ZeroDivisionError, raising=False)
 
 
+def dates_are_json(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(opaque, "_is_plain", lambda value: True)
+
+
+def any_key_is_a_name(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(opaque, "_bad_key", lambda path, key: None)
+
+
+def deep_ones_are_taken(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(opaque, "MOST_LEVELS", 100)
+
+
+def yaml_of_version_1_1(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(load._YAMLLoader, "yaml_implicit_resolvers", yaml.SafeLoader.yaml_implicit_resolvers)
+
+
+def null_hides_an_unknown_name(patch: pytest.MonkeyPatch) -> None:
+    underscored = load._underscored
+    patch.setattr(
+        load,
+        "_underscored",
+        lambda fields, *rest: {k: v for k, v in underscored(fields, *rest).items() if v is not None},
+    )
+
+
+def every_target_is_embedded(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(resolution, "refused_target", lambda target: ())
+
+
 def the_input_is_edited(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(load, "_underscored", lambda fields, prefix, findings: fields)
 
@@ -246,6 +278,12 @@ MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     values_are_shown_in_full: "name",
     other_errors_escape: "text",
     the_input_is_edited: "name",
+    dates_are_json: "opaque",
+    any_key_is_a_name: "opaque",
+    deep_ones_are_taken: "opaque",
+    yaml_of_version_1_1: "text",
+    null_hides_an_unknown_name: "name",
+    every_target_is_embedded: "target",
 }
 
 

@@ -83,7 +83,11 @@ CHECKS = [
     ),
     Wrong({**FLY, "fly_window_size": 4}, ("fly_window_size",), ("given as 4", "smaller than", "which is 4")),
     Wrong({**FLY, "fly_window_size": 9}, ("fly_window_size",), ("given as 9", "Lower it")),
-    Wrong({**FLY, "num_speculative_tokens": 1}, ("num_speculative_tokens",), ("at least 2", "given as 1")),
+    Wrong(
+        {**FLY, "num_speculative_tokens": 1},
+        ("num_speculative_tokens",),
+        ("at least 2", "'num_speculative_tokens' is 1"),
+    ),
     Wrong(
         {**FLY, "method": "extract_hidden_states"},
         ("rejection_sample_method",),
@@ -94,7 +98,7 @@ CHECKS = [
     Wrong({**EAGLE, "model": "./no such place"}, ("model",), ("'./no such place'", "config.json")),
     Wrong({**EAGLE, "model": "~nobody-of-that-name/x"}, ("model",), ("config.json",)),
     Wrong({**EAGLE, "model": "/" + "x" * 100_000}, ("model",), ("xxx...xxx", "config.json")),
-    Wrong({**EAGLE, "model": "{shelf}/eagle\0"}, ("model",), (r"\x00",)),
+    Wrong({**EAGLE, "model": "{shelf}/eagle\0"}, ("model",), (r"\x00", "cannot be a path", "correct the path")),
     Wrong({**EAGLE, "model": "{shelf}/eagle\ud800"}, ("model",), (r"\ud800",)),
     Wrong({**EAGLE, "model": "{shelf}/eagle/config.json"}, ("model",), ("a directory",)),
     Wrong({**EAGLE, "model": "{shelf}/medusa"}, ("method",), ("'eagle'", "'medusa'", "Correct one")),
@@ -107,13 +111,13 @@ CHECKS = [
     Wrong(
         {"method": "mtp", "model": "{shelf}/deepseek-3", "num_speculative_tokens": 4},
         ("num_speculative_tokens",),
-        ("given as 4", "3 MTP layers", "Use 3"),
+        ("given as 4", "predicts 3 tokens at a time", "Use 3"),
     ),
 ]  # fmt: skip
 SMALL = {"name": "llama", "max_num_seqs": 4, "max_num_batched_tokens": 64}
 WITH_TARGET = [
     Wrong({**GOOD, "num_speculative_tokens": 64}, ("num_speculative_tokens",),
-          ("max_model_len is 64", "to 63 or"), target={**SMALL, "max_num_batched_tokens": 999}),
+          ("max_model_len is 64", "to 63."), target={**SMALL, "max_num_batched_tokens": 999}),
     Wrong({**GOOD, "num_speculative_tokens": 9}, ("num_speculative_tokens",),
           ("max_num_batched_tokens is 9", "to 8 or"), target={**SMALL, "max_num_batched_tokens": 9}),
     Wrong(GOOD, ("num_speculative_tokens",), ("max_num_batched_tokens is 1. Raise",),
@@ -126,10 +130,10 @@ WITH_TARGET = [
     Wrong({**DRAFT, "max_model_len": 65}, ("max_model_len",), ("given as 65", "at most 64"), target=SMALL),
     Wrong({**DRAFT, "draft_tensor_parallel_size": 3}, ("draft_tensor_parallel_size",),
           ("given as 3", "tensor parallel size, 2"), target={**SMALL, "tensor_parallel_size": 2}),
-    Wrong(DRAFT, ("draft_tensor_parallel_size",), ("8 attention heads", "to 1"),
+    Wrong(DRAFT, ("draft_tensor_parallel_size", "tensor_parallel_size"), ("8 attention heads", "to 1"),
           target={**SMALL, "tensor_parallel_size": 16}),
     Wrong({**DRAFT, "model": "{shelf}/mixtral"}, ("draft_tensor_parallel_size",), ("4 experts", "8 ranks"),
-          target={**SMALL, "tensor_parallel_size": 8, "enable_expert_parallel": True}),
+          target={**SMALL, "name": "mixtral", "tensor_parallel_size": 8, "enable_expert_parallel": True}),
     Wrong({**DRAFT, "model": "{shelf}/other-vocabulary"}, ("model",), ("has 99 tokens", "has 128", "use_hetero"),
           target=SMALL),
     Wrong({**EAGLE, "model": "{shelf}/half", "draft_lm_head_quantization": "fp8"},
@@ -151,6 +155,21 @@ WITH_TARGET = [
     Wrong({**GOOD, "moe_backend": "triton", "revision": "main"}, ("moe_backend", "revision"),
           ("'triton'", "'main'", "it is for vLLM"), embedded=True),
     Wrong(nested("ascend_spec.match", "recent"), ("ascend_spec.match",), ("not built yet",), embedded=True),
+    *(
+        Wrong(GOOD, (name,), (f"given as {value!r}", "in the embedded engine", "in vLLM"),
+              target={**SMALL, "name": "mixtral", name: value}, embedded=True)
+        for name, value in {
+            "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "data_parallel_size": 2,
+            "enable_expert_parallel": True, "quantization": "fp8", "kv_cache_dtype": "fp8",
+            "enable_prefix_caching": True, "has_kv_connector": True, "graph_mode": "piecewise",
+        }.items()
+    ),
+    Wrong(GOOD, ("method", "prefill_context_parallel_size"), ("given as 2; it must be 1",),
+          target={**SMALL, "prefill_context_parallel_size": 2}, embedded=True),
+    Wrong(GOOD, ("method", "draft_sample_method", "watermarking"), ("it must be False",),
+          target={**SMALL, "watermarking": True}, embedded=True),
+    Wrong({**GOOD, "method": "ngrm"}, ("method", "pipeline_parallel_size"), (),
+          target={**SMALL, "pipeline_parallel_size": 2}, embedded=True),
 ]  # fmt: skip
 TABLES = [
     Wrong({**GOOD, RANGES: table}, (RANGES,), parts)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from datetime import date
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -150,6 +151,10 @@ NAMES = [
     Wrong(
         {**GOOD, "colour": "red"}, ("colour",), ("'red'", "no such field", "The fields are model, method,")
     ),
+    Wrong({**GOOD, "prompt_lookup_mx": None}, ("prompt_lookup_mx",), ("Did you mean 'prompt_lookup_max'?",)),
+    Wrong({**GOOD, "colour": None}, ("colour",), ("given as None", "The fields are model, method,")),
+    Wrong(nested("ascend_spec.mtch", None), ("ascend_spec.mtch",), ("Did you mean 'ascend_spec.match'?",)),
+    Wrong({**GOOD, "method:": 1}, ("method:",), ("Did you mean 'method'?",)),
     Wrong(nested("ascend_spec.tree", 1), ("ascend_spec.tree",), ("The fields are method, rejection_sample",)),
     Wrong({**GOOD, "a": 1, "b": 2}, ("a", "b"), ("'a' was given as 1", "'b' was given as 2")),
     Wrong({**GOOD, "tensor_parallel_size": 2}, ("tensor_parallel_size",), ("'draft_tensor_parallel_size'",)),
@@ -198,9 +203,10 @@ TEXT = [
         ("method: @ngram", ("",), ("neither JSON nor YAML", "cannot start any token")),
         ("\tmethod: ngram", ("",), ("neither JSON nor YAML",)),
         ("method: !!python/name:os.system", ("",), ("neither JSON nor YAML", "python/name")),
-        ("method: !!timestamp x", ("",), ("neither JSON nor YAML", "a tag does not fit")),
+        ("method: !!timestamp 2020-01-01", ("",), ("neither JSON nor YAML", "timestamp")),
+        ("method: !!binary aGk=", ("",), ("neither JSON nor YAML", "binary")),
         ("method: !!bool x", ("",), ("neither JSON nor YAML", "a tag does not fit")),
-        ("method: 2001-99-99", ("",), ("neither JSON nor YAML", "month must be")),
+        ("num_speculative_tokens: !!int 010", ("",), ("neither JSON nor YAML",)),
         ("a: &a {b: *a}", ("",), ("neither JSON nor YAML", "recursive")),
         ("a: &a {x: 1}\n<<: *a", ("",), ("neither JSON nor YAML",)),
         ("{[a]: 1}", ("",), ("neither JSON nor YAML",)),
@@ -217,7 +223,20 @@ TEXT = [
         ('{"method": "ngram", "num_speculative_tokens": 4e0}', ("num_speculative_tokens",), ("given as 4.0",)),
         ('{"method": "ngram", "num_speculative_tokens": "4"}', ("num_speculative_tokens",), ("given as '4'",)),
         ("method: ngram\nnum_speculative_tokens: four", ("num_speculative_tokens",), ("given as 'four'",)),
-        ("method: on\nnum_speculative_tokens: 4", ("method",), ("given as True",)),
+        ("method: on\nnum_speculative_tokens: 4", ("method",), ("given as 'on'",)),
+        ("method: 2001-12-31\nnum_speculative_tokens: 4", ("method",), ("given as '2001-12-31'",)),
+        # what YAML 1.1 makes other numbers of, or truths
+        *(
+            (f'{{"method": "ngram", "num_speculative_tokens": {number}}}', ("num_speculative_tokens",),
+             (f"given as {number!r}",))
+            for number in ("010", "1:30", "0x10", "0b11", "1_0", "+4", "04", "4.", ".5", "-.5", ".inf", ".nan")
+        ),
+        ("{method: ngram, num_speculative_tokens: 4, enforce_eager: yes}", ("enforce_eager",), ("given as 'yes'",)),
+        # without quotes and spaces
+        ("{method:ngram,num_speculative_tokens:4}", ("method:ngram", "num_speculative_tokens:4"),
+         ("no space after the colon", "single quotes")),
+        ("{method: ngram, num_speculative_tokens: 4, ascend_spec: {match:recent}}", ("ascend_spec.match:recent",),
+         ("no space after the colon",)),
         ("{method: ngram, num_speculative_tokens: 4, 1: 2}", ("",), ("The key 1 was given",)),
         # keys that stand twice
         ('{"method": "ngram", "method": "ngram", "num_speculative_tokens": 4}', ("method",), ("given twice",)),
@@ -278,7 +297,53 @@ BROKEN_CHECKPOINTS: list[tuple[bytes, str]] = [
     (b'{"mtp_config": {"num_nextn_predict_layers": "1"}}', "'num_nextn_predict_layers' as '1'"),
 ]  # fmt: skip
 
+# ---- dictionaries that are handed on: nothing but JSON in them
+OWN = {"method": "custom_class", "model": "my_module.MyDrafter", "num_speculative_tokens": 4}
+
+
+def endless() -> dict[str, Any]:
+    """It holds itself."""
+    options: dict[str, Any] = {"a": 1}
+    options["self"] = [options]
+    return options
+
+
+def chain(levels: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+OPAQUE = [
+    Wrong({**OWN, "speculator_options": options}, fields, parts)
+    for options, fields, parts in (
+        ({"x": date(2020, 1, 1)}, ("speculator_options.x",), ("datetime.date(2020", "a text, a finite number")),
+        ({"x": [1, {"y": math.nan}]}, ("speculator_options.x.1.y",), ("given as nan",)),
+        ({"x": math.inf, "y": (b"1",), "z": {1}}, ("speculator_options.x", "speculator_options.y.0",
+                                                  "speculator_options.z"), ("given as inf", "b'1'", "{1}")),
+        ({"x": 2**64}, ("speculator_options.x",), ("64 bits",)),
+        ({"x": ENDLESS}, ("speculator_options.x",), ("too large to print",)),
+        ({1: 2}, ("speculator_options",), ("The key 1 was given",)),
+        ({"x": {("a",): 2}}, ("speculator_options.x",), ("The key ('a',) was given",)),
+        ({"x": {None: 2}, "y": {3: 4}}, ("speculator_options.x", "speculator_options.y"), ("None", "3")),
+        ({"x\n": {"\x1b": 1j}}, ("speculator_options.x\\n.\\x1b",), ("given as 1j",)),
+        ({"x": chain(70)}, ("speculator_options.x",), ("more than 64 levels", "Shorten")),
+        (endless(), ("speculator_options.self",), ("more than 64 levels",)),
+    )
+] + [
+    Wrong({**GOOD, "method": "extract_hidden_states", "draft_model_config": {"hf_config": {"x": b""}}},
+          ("draft_model_config.hf_config.x",)),
+    *(Wrong({**GOOD, name: {"x": math.nan}}, (f"{name}.x",))
+      for name in ("draft_parallel_config", "draft_load_config")),
+    Wrong('{"method": "custom_class", "model": "a.B", "num_speculative_tokens": 1, "speculator_options": {"x": NaN}}',
+          ("speculator_options.x",), ("given as nan",)),
+    Wrong("{method: custom_class, model: a.B, num_speculative_tokens: 1, speculator_options: {1: 2}}",
+          ("speculator_options",), ("The key 1",)),
+]  # fmt: skip
+
 GROUPS: dict[str, list[Wrong]] = {
+    "opaque": OPAQUE,
     "value": list(wrong_values()),
     "misspelt": list(misspelt_names()),
     "name": NAMES,

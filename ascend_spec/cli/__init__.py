@@ -1,11 +1,13 @@
 """The console script: ``ascend-spec COMMAND``, a command a module here.
 
 Exit codes: 0 done; 1 some prompts failed; 2 wrong usage, configuration, model or only prompt; 130 Ctrl-C.
+What is wrong is a line each on stderr; with ``--json``, one object on stdout.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import os
 import sys
@@ -28,6 +30,7 @@ QUIET = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
     try:
         parser = build_parser()
         args = parser.parse_args(argv)
@@ -44,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return code
     except CommandError as error:
+        if "--json" in argv:  # of wrong usage there are no parsed arguments
+            print(json.dumps(error.as_json()))
+            return 2
         for message in error.args:
             print(f"ascend-spec: error: {message}", file=sys.stderr)
         return 2

@@ -71,6 +71,13 @@ def _generate(parser: argparse.ArgumentParser) -> None:
     add("--chat", action="store_true", help="apply the model's chat template")
     add("--max-model-len", type=at_least_1, metavar="N", help="tokens of prompt and output together")
     add("--num-kv-blocks", type=at_least_1, metavar="N", help="size of the KV pool")
+    add(
+        "--max-num-batched-tokens",
+        type=at_least_1,
+        default=512,
+        metavar="N",
+        help="most rows in one step, drafts included (default %(default)s)",
+    )
     add("--json", action="store_true", help="a JSON line for each prompt, then one with metrics")
 
 

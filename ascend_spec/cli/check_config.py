@@ -42,11 +42,8 @@ def run(args: argparse.Namespace) -> int:
         config = _load(args, target, embedded=args.embedded)
     except ConfigError as error:
         findings += error.findings
-    if findings and args.json:
-        print(json.dumps({"ok": False, "errors": _listed(findings)}))
-        return 2
     if findings:
-        raise CommandError(*(found.message for found in findings))
+        raise CommandError.of(findings)
     assert config is not None
     report = _report(config, target, _refused(args, target))
     if args.json:

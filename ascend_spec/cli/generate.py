@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
             speculative_config=config,
             max_model_len=args.max_model_len,
             num_kv_blocks=args.num_kv_blocks,
+            max_num_batched_tokens=args.max_num_batched_tokens,
             max_num_seqs=max(1, min(8, len(texts))),  # no more KV than the prompts can use
         )
     params = SamplingParams(

@@ -19,7 +19,7 @@ from rich.text import Text
 from ascend_spec.cli.contracts import class_facts, contracts, plain, symbolic
 from ascend_spec.cli.errors import CommandError
 from ascend_spec.config import BUILT_IN, RULES, AscendSpecConfig, SpeculativeConfig, SpeculatorConfig
-from ascend_spec.config.checks import VLLM_ONLY
+from ascend_spec.config.embedded import VLLM_ONLY
 from ascend_spec.config.methods import OURS
 
 Rows = list[dict[str, Any]]

@@ -31,13 +31,17 @@ def choose_bucket(num_requests: int, num_drafts: int, max_num_seqs: int, max_dra
 
 def all_buckets(max_num_seqs: int, max_drafts: int) -> list[Bucket]:
     """Every bucket that :func:`choose_bucket` can return, smallest first: what is to be captured at start."""
-    return sorted(
-        {
-            choose_bucket(num_requests, num_drafts, max_num_seqs, max_drafts)
-            for num_requests in range(1, max_num_seqs + 1)
-            for num_drafts in range(max_drafts + 1)
-        }
-    )
+    single = [Bucket(1, num_drafts) for num_drafts in range(max_drafts + 1)]
+    drafts = [0, *_sizes(1, max_drafts)]
+    return single + [Bucket(requests, n) for requests in _sizes(2, max_num_seqs) for n in drafts]
+
+
+def _sizes(least: int, most: int) -> list[int]:
+    """What the numbers from ``least`` to ``most`` are rounded up to."""
+    if least > most:
+        return []
+    first, last = _power_of_two(least), _power_of_two(most)
+    return [min(1 << i, most) for i in range(first.bit_length() - 1, last.bit_length())]
 
 
 def _power_of_two(n: int) -> int:

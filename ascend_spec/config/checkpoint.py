@@ -217,9 +217,13 @@ def read_model_facts(path: str) -> ModelFacts:
     """
     file = Path(os.path.expanduser(path)) / "config.json"
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        content = file.read_bytes()
     except OSError:
         return ModelFacts(path)
+    except ValueError as error:  # a NUL, or half of a character
+        raise ValueError(f"{shortened(path)} cannot be a path ({error}): correct the path") from None
+    try:
+        values = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{shortened(str(file))} cannot be read as JSON ({error}): it may be incomplete; download the model "

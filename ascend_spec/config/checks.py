@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ascend_spec.config import schedule
-from ascend_spec.config.draft_model import check_draft_model
+from ascend_spec.config.draft_model import check_draft_model, check_quantization
 from ascend_spec.config.errors import Finding, nearest, quoted, shortened, wrong
 from ascend_spec.config.kv import pool_shortfall
 from ascend_spec.config.rules import RULES
@@ -29,14 +29,11 @@ IGNORED_OPTIONS = (
     "suffix_decoding_min_token_prob", "ascend_spec.match", "ascend_spec.suffix_memory_path",
     "ascend_spec.heterogeneous_vocab_method",
 )  # fmt: skip
-#: what vLLM's engine does and the embedded one does not
-VLLM_ONLY = (
-    "revision", "code_revision", "draft_tensor_parallel_size", "draft_parallel_config", "draft_load_config",
-    "draft_model_config",
-    "disable_padded_drafter_batch", "quantization", "moe_backend", "attention_backend", "kv_cache_dtype",
-    "draft_lm_head_quantization", "use_local_argmax_reduction", "enable_adaptive_verification",
-    "disable_eagle_block_drop", "disable_lookahead_block_hashes", "index_share_for_mtp_iteration",
-    "dspark_draft_topk", "xpress_topc",
+#: options of a draft model: of no use to a method without one
+DRAFT_OPTIONS = (
+    "model", "revision", "code_revision", "draft_tensor_parallel_size", "draft_parallel_config",
+    "draft_load_config", "parallel_drafting", "disable_padded_drafter_batch", "quantization", "moe_backend",
+    "attention_backend", "kv_cache_dtype", "use_local_argmax_reduction", "max_model_len", "enforce_eager",
 )  # fmt: skip
 #: vLLM's first model runner knows how to change K between steps for these alone
 V1_DYNAMIC = ("ngram", "eagle", "eagle3", "mtp", "draft_model", "dflash")
@@ -112,11 +109,10 @@ def _check_rule(config: SpeculativeConfig) -> Iterator[Finding]:
 def _check_fly(config: SpeculativeConfig) -> Iterator[Finding]:
     drafts, window = config.num_speculative_tokens, config.fly_window_size
     if drafts is not None and drafts < 2:
-        yield wrong(
+        yield Finding(
             "num_speculative_tokens",
-            drafts,
-            'at least 2 with the rule "fly"',
-            "Raise it, or change the rule.",
+            f"'num_speculative_tokens' is {drafts}; it must be at least 2 with the rule \"fly\". Raise it, or change "
+            "the rule.",
         )
     elif drafts is not None and window is not None and window >= drafts:
         yield wrong(
@@ -176,6 +172,8 @@ def check_contract(speculator: SpeculatorConfig) -> Iterator[Finding]:
             "'enable_adaptive_verification' was given as true together with 'use_local_argmax_reduction', "
             "but it needs the draft logits, which are never put together then. Remove one of them.",
         )
+    if config.quantization is not None and speculator.model != "none":
+        yield from check_quantization(config.quantization)
     yield from _check_rule_fits(speculator)
 
 
@@ -207,6 +205,22 @@ def warn_contract(speculator: SpeculatorConfig) -> Iterator[Finding]:
         yield Finding(
             "disable_eagle_block_drop", f"'disable_eagle_block_drop' has no effect with method {name!r}."
         )
+    if speculator.model == "none" and config.method != "custom_class":  # which may read what it likes
+        for option in DRAFT_OPTIONS:
+            if _is_idle(speculator, option):
+                yield Finding(
+                    option, f"'{option}' has no effect with method {name!r}, which has no draft model."
+                )
+
+
+def _is_idle(speculator: SpeculatorConfig, option: str) -> bool:
+    """Whether an option of draft models was given to a method that has none, and nobody else reads it."""
+    config, target = speculator.config, speculator.target
+    if option == "model":  # which may name the method
+        return config.model not in (None, speculator.default_model(config, target), "ngram", "[ngram]")
+    if option == "enforce_eager" and (target is None or target.runner == "embedded"):
+        return False  # the embedded engine's own graphs heed it
+    return given(config, option)
 
 
 def method_name(speculator: SpeculatorConfig) -> str:
@@ -214,48 +228,12 @@ def method_name(speculator: SpeculatorConfig) -> str:
     return str(speculator.config.custom_method or speculator.config.method)
 
 
-def refused_by_engine(speculator: SpeculatorConfig) -> Iterator[Finding]:
-    """What the embedded engine cannot do, or not yet."""
-    config, name = speculator.config, method_name(speculator)
-    if speculator.speculator_class is None:
-        yield Finding(
-            "method",
-            f"Method {name!r} is known, but its drafter is not built yet. Use one of {quoted(engine_methods())}.",
-        )
-    rule = RULES.get(config.rule)
-    if rule is not None and not rule.built:
-        built = quoted(known.name for known in RULES.values() if known.built)
-        yield Finding(
-            "rejection_sample_method",
-            f"The rule {rule.name!r} is known, but not built yet. Use one of {built}.",
-        )
-    for option in VLLM_ONLY:
-        if given(config, option):
-            yield Finding(
-                option,
-                f"'{option}' was given as {shortened(value(config, option))}; it is for vLLM, and the embedded engine "
-                "cannot honour it. Remove it.",
-            )
-    if given(config, "ascend_spec.match"):
-        yield Finding(
-            "ascend_spec.match",
-            f"'ascend_spec.match' was given as {config.ascend_spec.match!r}, which is not built yet. Use "
-            '"earliest".',
-        )
-
-
-def engine_methods() -> list[str]:
-    """Built-in methods whose drafter exists."""
-    from ascend_spec.config.methods import BUILT_IN
-
-    return [name for name, contract in BUILT_IN.items() if contract.speculator_class is not None]
-
-
 # ---- what the target says
 def check_target(speculator: SpeculatorConfig, target: TargetConfig) -> Iterator[Finding]:
-    if speculator.draft is not None:
+    if speculator.model != "none":
         yield from check_draft_model(speculator, target)
-    yield from _check_budget(speculator, target)
+    yield from check_rows(speculator, target)
+    yield from _check_slots(speculator, target)
     yield from _check_runner(speculator, target)
     if target.num_kv_blocks is not None:
         shortfall = pool_shortfall(target.num_kv_blocks, target, speculator.num_lookahead_tokens)
@@ -277,10 +255,13 @@ def check_target(speculator: SpeculatorConfig, target: TargetConfig) -> Iterator
         yield from _check_watermarking(speculator)
 
 
-def _check_budget(speculator: SpeculatorConfig, target: TargetConfig) -> Iterator[Finding]:
+def check_rows(speculator: SpeculatorConfig, target: TargetConfig) -> Iterator[Finding]:
+    """Whether a request's rows with all its drafts fit: they need no more of a method than its lookahead."""
     drafts, lookahead = speculator.num_speculative_tokens, speculator.num_lookahead_tokens
+    longest = target.model.derived_max_model_len
+    can_grow = longest is None or target.max_model_len < longest
     limits = [
-        (drafts + 1, target.max_model_len, "max_model_len", "raise max_model_len"),
+        (drafts + 1, target.max_model_len, "max_model_len", "raise max_model_len" if can_grow else ""),
         (
             max(drafts, lookahead) + 1,
             target.max_num_batched_tokens,
@@ -294,21 +275,34 @@ def _check_budget(speculator: SpeculatorConfig, target: TargetConfig) -> Iterato
     for needed, limit, what, other in limits:
         if needed > limit:
             most = limit - 1 - (needed - 1 - drafts)
-            todo = f"lower 'num_speculative_tokens' to {most} or {other}" if most > 0 else other
+            lower = "set" if "num_speculative_tokens" in speculator.derived else "lower"
+            todo = [f"{lower} 'num_speculative_tokens' to {most}"] * (most > 0) + [other] * bool(other)
             yield Finding(
                 "num_speculative_tokens",
-                f"'num_speculative_tokens' was given as {drafts}, which takes {needed} tokens a request; {what} "
-                f"is {limit}. {todo.capitalize()}.",
+                f"{_stated(speculator, 'num_speculative_tokens')}, which takes {needed} tokens a request; {what} "
+                f"is {limit}. {(' or '.join(todo) or 'use no speculation').capitalize()}.",
             )
+
+
+def _check_slots(speculator: SpeculatorConfig, target: TargetConfig) -> Iterator[Finding]:
     slots = speculator.max_num_new_slots_for_drafting * target.max_num_seqs
     if slots >= target.max_num_batched_tokens and target.runner != "embedded":
         yield Finding(
             "num_speculative_tokens",
-            f"'num_speculative_tokens' was given as {drafts}, which takes {slots} drafting slots for "
+            f"{_stated(speculator, 'num_speculative_tokens')}, which takes {slots} drafting slots for "
             f"{target.max_num_seqs} requests, and max_num_batched_tokens is {target.max_num_batched_tokens}: "
             "nothing could be scheduled. Lower 'num_speculative_tokens' or max_num_seqs, or raise "
             "max_num_batched_tokens.",
         )
+
+
+def _stated(speculator: SpeculatorConfig, name: str) -> str:
+    """The value of a field, and where it comes from if not from the user."""
+    meant = shortened(value(speculator.config, name))
+    if name not in speculator.derived:
+        return f"'{name}' was given as {meant}"
+    source = speculator.default_drafts_from if name == "num_speculative_tokens" else "the checkpoint"
+    return f"'{name}' comes to {meant} (from {source})"
 
 
 def _check_runner(speculator: SpeculatorConfig, target: TargetConfig) -> Iterator[Finding]:
@@ -318,7 +312,7 @@ def _check_runner(speculator: SpeculatorConfig, target: TargetConfig) -> Iterato
     only = {
         "v1": {
             "method": method == "dspark",
-            "model": "xpress_topc" in speculator.supported_options,
+            "model": config.model is not None and "xpress_topc" in speculator.supported_options,
             "enable_adaptive_verification": config.enable_adaptive_verification,
             "draft_lm_head_quantization": config.draft_lm_head_quantization is not None,
         },
@@ -331,10 +325,11 @@ def _check_runner(speculator: SpeculatorConfig, target: TargetConfig) -> Iterato
     for field, lacking in only.get(target.runner, {}).items():
         if lacking:
             other = "V2" if target.runner == "v1" else "V1"
-            meant = method_name(speculator) if field == "method" else value(config, field)
+            named = f"'method' was given as {method_name(speculator)!r}"
             yield Finding(
                 field,
-                f"'{field}' was given as {meant!r}, which vLLM's {target.runner.upper()} model runner "
+                f"{named if field == 'method' else _stated(speculator, field)}, which vLLM's "
+                f"{target.runner.upper()} model runner "
                 f"does not have; its {other} runner does. Change it, or the runner "
                 "(environment variable VLLM_USE_V2_MODEL_RUNNER).",
             )
@@ -362,6 +357,13 @@ def warn_target(speculator: SpeculatorConfig, target: TargetConfig) -> Iterator[
     mode, reason = graph_mode(speculator, target)
     if reason is not None:
         yield Finding(schedule.FIELD, f"decode graphs are {mode}: {reason}.")
+    limit = speculator.config.ascend_spec.disable_by_batch_size
+    if limit is not None and limit > target.max_num_seqs:
+        yield Finding(
+            "ascend_spec.disable_by_batch_size",
+            f"'ascend_spec.disable_by_batch_size' {limit} never takes effect: no batch has more than max_num_seqs, "
+            f"{target.max_num_seqs} requests.",
+        )
     length = speculator.max_model_len
     if length is not None and length < target.max_model_len:
         yield Finding(
@@ -384,7 +386,7 @@ def dynamic_k_refusal(speculator: SpeculatorConfig, target: TargetConfig) -> str
 
 def graph_mode(speculator: SpeculatorConfig, target: TargetConfig) -> tuple[str, str | None]:
     """How decode steps are captured, and why not as asked."""
-    if target.enforce_eager:
+    if target.enforce_eager or (target.runner == "embedded" and speculator.config.enforce_eager):
         return "none", None
     dynamic = speculator.config.num_speculative_tokens_per_batch_size is not None
     if (

@@ -7,9 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from ascend_spec.config.checkpoint import ModelFacts
-from ascend_spec.config.errors import Finding, wrong
+from ascend_spec.config.errors import Finding, nearest, quoted, wrong
+from ascend_spec.config.parallel import check_draft_ranks
 from ascend_spec.config.speculator import SpeculatorConfig
 from ascend_spec.config.target import TargetConfig
+
+#: vLLM 0.33's, without those that it has deprecated, and the one that vllm-ascend registers
+QUANTIZATIONS = (
+    "awq", "auto_awq", "fp8", "modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "auto_gptq",
+    "gptq", "gptq_marlin", "awq_marlin", "humming", "compressed-tensors", "experts_int8", "quark", "moe_wna16",
+    "torchao", "inc", "mxfp4", "gpt_oss_mxfp4", "deepseek_v4_fp8", "online", "fp8_per_tensor", "fp8_per_block",
+    "fp8_per_channel", "int8_per_channel_weight_only", "nvfp4_per_token", "mxfp8",
+    "ascend",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,9 +93,12 @@ def _shorter(length: int | None, target: TargetConfig) -> int:
 
 
 def check_draft_model(speculator: SpeculatorConfig, target: TargetConfig) -> Iterator[Finding]:
-    """What cannot be honoured of the draft model's size, length and parallelism."""
+    """What cannot be honoured of the draft model's size, length and parallelism; of its parallelism alone where
+    none was given."""
     config, draft = speculator.config, speculator.draft
-    assert draft is not None
+    yield from _check_ranks(speculator, target)
+    if draft is None:
+        return
     supported = _shorter(draft.derived_max_model_len, target)
     if config.max_model_len is not None and config.max_model_len > supported:
         yield wrong(
@@ -94,12 +107,6 @@ def check_draft_model(speculator: SpeculatorConfig, target: TargetConfig) -> Ite
             f"at most {supported}, what the draft model and the target ({target.max_model_len}) both support",
             "Lower it.",
         )
-    ranks = target.tensor_parallel_size
-    wanted = config.draft_tensor_parallel_size
-    if wanted not in (None, 1, ranks):
-        yield wrong("draft_tensor_parallel_size", wanted, f"1 or the target's tensor parallel size, {ranks}")
-        return
-    yield from _check_divisible(draft, wanted or ranks, target)
     head_dtype = draft.get("head_dtype")
     if config.draft_lm_head_quantization and head_dtype not in (None, target.dtype):
         yield Finding(
@@ -110,18 +117,20 @@ def check_draft_model(speculator: SpeculatorConfig, target: TargetConfig) -> Ite
         )
 
 
-def _check_divisible(draft: ModelFacts, ranks: int, target: TargetConfig) -> Iterator[Finding]:
-    heads = draft.get("num_attention_heads")
-    experts = draft.get("num_experts") or 0
-    if isinstance(heads, int) and heads % ranks:
-        yield Finding(
-            "draft_tensor_parallel_size",
-            f"'draft_tensor_parallel_size' comes to {ranks}, but the draft model's {heads} attention heads "
-            f"cannot be divided by it. Set 'draft_tensor_parallel_size' to 1.",
-        )
-    if target.enable_expert_parallel and draft.is_moe and experts < ranks:
-        yield Finding(
-            "draft_tensor_parallel_size",
-            f"The draft model has {experts} experts, fewer than the {ranks} ranks they would be spread over. "
-            "Set 'draft_tensor_parallel_size' to 1.",
+def _check_ranks(speculator: SpeculatorConfig, target: TargetConfig) -> Iterator[Finding]:
+    ranks, wanted = target.tensor_parallel_size, speculator.config.draft_tensor_parallel_size
+    if wanted not in (None, 1, ranks):
+        yield wrong("draft_tensor_parallel_size", wanted, f"1 or the target's tensor parallel size, {ranks}")
+    elif speculator.draft is not None:
+        yield from check_draft_ranks(speculator.draft, wanted or ranks, target)
+
+
+def check_quantization(name: str) -> Iterator[Finding]:
+    """Of a draft model; a name that is not vLLM's would fail only when its weights are loaded."""
+    if name.lower() not in QUANTIZATIONS:
+        yield wrong(
+            "quantization",
+            name,
+            f"one of {quoted(QUANTIZATIONS)}",
+            f"Change or remove it.{nearest(name, QUANTIZATIONS)}",
         )

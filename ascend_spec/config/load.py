@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from ascend_spec.config.errors import ConfigError, Finding, from_pydantic, shortened, wrong
+from ascend_spec.config.opaque import OPAQUE, check_json
 from ascend_spec.config.options import AscendSpecConfig, Checked
 from ascend_spec.config.resolution import judge
 from ascend_spec.config.speculative import SpeculativeConfig
@@ -22,8 +24,8 @@ EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
 SUFFIXES = (".json", ".yaml", ".yml")
 #: the one field with fields of its own
 OURS = "ascend_spec"
-#: fields whose values are other people's dictionaries: their keys are left alone
-OPAQUE = ("draft_parallel_config", "draft_load_config", "draft_model_config", "speculator_options")
+#: a field of vLLM's that only says that it is not to be given
+RENAMED = "tensor_parallel_size"
 
 
 def load_speculative_config(
@@ -41,7 +43,8 @@ def load_speculative_config(
 
     Args:
         value: an object as JSON or YAML text, the path of a .json, .yaml or .yml file, or a dictionary.
-            Hyphens in keys count as underscores, and a key whose value is ``None`` counts as not given.
+            Hyphens in keys count as underscores, and a field whose value is ``None`` counts as not given.
+            Whatever YAML reads is what JSON would: true, false, null, decimal numbers; all else is text.
         spec_method, spec_model, spec_tokens: ``method``, ``model`` and ``num_speculative_tokens`` as vLLM's
             older separate arguments.
         target: the model that the configuration is for, if it is known: errors about both come at once.
@@ -90,6 +93,8 @@ def _fields(value: Any) -> tuple[dict[str, Any], list[Finding]]:
         fields[OURS] = _underscored(fields[OURS], f"{OURS}.", findings)
     for name in OPAQUE:
         findings += _repeated(fields.get(name), f"{name}.")
+        if isinstance(fields.get(name), dict):
+            findings += check_json(name, fields[name])
     return fields, findings
 
 
@@ -108,14 +113,35 @@ def _object(pairs: list[tuple[Any, Any]]) -> _Object:
 
 
 class _YAMLLoader(yaml.SafeLoader):
-    """Plain values only. Merge keys and values that hold themselves are refused."""
+    """YAML with the values of JSON alone, where YAML 1.1 makes 8 of 010, 90 of 1:30, and a truth of "on". Merge
+    keys and values that hold themselves are refused."""
+
+
+_YAMLLoader.yaml_constructors = {
+    tag: construct
+    for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+    if tag is None or tag.endswith((":null", ":bool", ":str", ":seq"))
+}
+_YAMLLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":null", ":merge"))]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def _yaml_object(loader: _YAMLLoader, node: yaml.MappingNode) -> _Object:
     return _object(loader.construct_pairs(node, deep=True))
 
 
+def _yaml_number(loader: _YAMLLoader, node: yaml.ScalarNode) -> Any:
+    return json.loads(loader.construct_scalar(node))
+
+
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?\Z")
+_YAMLLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(true|false)\Z", re.I), list("tTfF"))
+_YAMLLoader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-0123456789"))
 _YAMLLoader.add_constructor("tag:yaml.org,2002:map", _yaml_object)
+for _kind in ("int", "float"):
+    _YAMLLoader.add_constructor(f"tag:yaml.org,2002:{_kind}", _yaml_number)
 
 
 def _parse(text: str) -> dict[Any, Any]:
@@ -171,8 +197,9 @@ def _unreadable(source: str, problem: str, todo: str = "Write an object") -> Con
 
 
 def _underscored(fields: dict[Any, Any], prefix: str, findings: list[Finding]) -> dict[str, Any]:
-    """Keys with underscores for hyphens, without those whose value is None or that were given twice."""
+    """Keys with underscores for hyphens, without fields whose value is None and keys that were given twice."""
     place = f" in '{OURS}'" if prefix else ""
+    known = AscendSpecConfig.model_fields if prefix else {*SpeculativeConfig.model_fields, RENAMED}
     findings += [
         Finding(
             prefix.rstrip("."),
@@ -182,11 +209,12 @@ def _underscored(fields: dict[Any, Any], prefix: str, findings: list[Finding]) -
         if not isinstance(key, str)
     ]
     findings += _repeated(fields, prefix)
-    given = [
+    named = [
         (key.replace("-", "_"), value)
         for key, value in fields.items()
-        if isinstance(key, str) and value is not None and key not in getattr(fields, "repeated", ())
+        if isinstance(key, str) and key not in getattr(fields, "repeated", ())
     ]
+    given = [(name, value) for name, value in named if value is not None or name not in known]
     counts = Counter(name for name, _ in given)
     both = ", with hyphens and with underscores"
     findings += [_twice(prefix + _shown(name), both) for name, count in counts.items() if count > 1]
@@ -210,16 +238,9 @@ def _validated(fields: dict[str, Any]) -> tuple[SpeculativeConfig, list[Finding]
     """The configuration of the good fields, what is wrong with the others, and the fields that unknown ones
     were meant for."""
     findings: list[Finding] = []
-    if "tensor_parallel_size" in fields:
-        given = fields.pop("tensor_parallel_size")
-        findings.append(
-            wrong(
-                "tensor_parallel_size",
-                given,
-                "left out: the draft's parallelism is 'draft_tensor_parallel_size'",
-                "Rename it.",
-            )
-        )
+    if RENAMED in fields:
+        allowed = "left out: the draft's parallelism is 'draft_tensor_parallel_size'"
+        findings.append(wrong(RENAMED, fields.pop(RENAMED), allowed, "Rename it."))
     meant = _take_unknown(fields, SpeculativeConfig, "", findings)
     if isinstance(fields.get(OURS), dict):
         meant |= _take_unknown(fields[OURS], AscendSpecConfig, f"{OURS}.", findings)
@@ -244,18 +265,31 @@ def _take_unknown(
     all_meant: set[str] = set()
     listed = False
     for name in sorted(name for name in fields if name not in model.model_fields):
-        path, given, meant = prefix + _shown(name), fields.pop(name), _meant(name, prefix)
+        path, given = prefix + _shown(name), fields.pop(name)
+        meant = _meant(name.partition(":")[0], prefix)
         if meant is not None:
             all_meant.add(meant)
-            place = f"'{meant}'" if prefix else f"'{meant.removeprefix(OURS + '.')}' inside '{OURS}'"
-            hint = f"Did you mean {place if OURS + '.' in meant else repr(meant)}? Correct or remove it."
+        message = f"'{path}' was given as {shortened(given)}, but there is no such field. "
+        if ":" in name and given is None:  # what YAML makes of {name:value}
+            message = (
+                f"'{path}' was given as a name: there is no space after the colon, or a shell took the quotes "
+                f"away. Write an object like {EXAMPLE}, in single quotes on a command line."
+            )
+        elif meant is not None:
+            message += _suggestion(meant, prefix)
         else:  # all the names once: they are many
-            hint = "Remove it." if listed else f"Remove it. The fields are {', '.join(model.model_fields)}."
+            message += (
+                "Remove it." if listed else f"Remove it. The fields are {', '.join(model.model_fields)}."
+            )
             listed = True
-        findings.append(
-            Finding(path, f"'{path}' was given as {shortened(given)}, but there is no such field. {hint}")
-        )
+        findings.append(Finding(path, message))
     return all_meant
+
+
+def _suggestion(meant: str, prefix: str) -> str:
+    inner = meant.removeprefix(f"{OURS}.")
+    place = f"'{meant}'" if prefix or inner == meant else f"'{inner}' inside '{OURS}'"
+    return f"Did you mean {place}? Correct or remove it."
 
 
 def _meant(name: str, prefix: str) -> str | None:

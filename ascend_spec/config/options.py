@@ -39,7 +39,7 @@ class AscendSpecConfig(Checked):
         default=None,
         ge=2,
         le=MOST,
-        description=f"an integer from 2 to {MOST}: batches of as many requests are not speculated on",
+        description=f"an integer from 2 to {MOST}: once as many requests run, theirs are never speculated on again",
     )
     match: Literal["earliest", "recent"] = Field(
         default="earliest",

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from ascend_spec.config import checks, schedule
 from ascend_spec.config.buckets import Bucket, all_buckets, choose_bucket
 from ascend_spec.config.draft_model import DraftModelConfig, draft_model_config
+from ascend_spec.config.embedded import refused_target
 from ascend_spec.config.errors import ConfigError, Finding
 from ascend_spec.config.kv import KVPlan, plan_kv
+from ascend_spec.config.parallel import check_parallel
 from ascend_spec.config.resolution import Verdict, judge
 from ascend_spec.config.rules import RULES, Rule
 from ascend_spec.config.speculative import SpeculativeConfig
@@ -141,6 +144,9 @@ class Plan:
         return (
             self.speculator.uses_aux_hidden_states,
             self.config.custom_method,
+            None if draft is None else (
+                self.config.method, type(self.speculator).__qualname__, self.speculator.uses_target_hidden_states,
+            ),
             canonical(options),
             self.speculator.hash_factors(),
             None if draft is None else (
@@ -155,7 +161,9 @@ class Plan:
 def canonical(value: Any) -> Any:
     """``value`` with every dictionary, at any depth, as pairs in the order of their keys."""
     if isinstance(value, Mapping):
-        return tuple(sorted((repr(key), repr(canonical(item))) for key, item in value.items()))
+        pairs = ((repr(key), canonical(item)) for key, item in value.items())
+        # by repr(key) alone: repr(item) would double the quotes in quotes at each level
+        return tuple(sorted(pairs, key=itemgetter(0)))
     return tuple(map(canonical, value)) if isinstance(value, list | tuple) else value
 
 
@@ -171,7 +179,9 @@ def resolve(config: SpeculativeConfig | None, target: TargetConfig, *, embedded:
         ConfigError: all that is wrong, at once.
     """
     if config is None:
-        verdict = Verdict(PlainDecoding(SpeculativeConfig(method=PlainDecoding.method), target))
+        plain = PlainDecoding(SpeculativeConfig(method=PlainDecoding.method), target)
+        refused = refused_target(target) if embedded else ()
+        verdict = Verdict(plain, errors=[*check_parallel(target), *refused])
     else:
         verdict = judge(config, target, embedded=embedded)
     if verdict.errors:

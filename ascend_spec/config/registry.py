@@ -68,5 +68,6 @@ def _load_entry_points() -> None:
     for entry in metadata.entry_points(group=ENTRY_POINTS):
         try:
             register_speculative_method(entry.name, entry.load())
-        except Exception as error:  # a broken package must not take the others with it
-            logger.warning("method %r of entry point %s is left out: %s", entry.name, entry.value, error)
+        except (Exception, SystemExit) as error:  # a broken package must not take the others with it
+            reason = f"{type(error).__name__}: {error}"
+            logger.warning("method %r of entry point %s is left out: %s", entry.name, entry.value, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from operator import itemgetter
 
 from ascend_spec.config.errors import Finding, wrong
@@ -43,8 +44,8 @@ def dense_lookup(ranges: Sequence[Range], num_speculative_tokens: int, max_num_s
     Returns:
         ``max_num_seqs + 1`` numbers, none above ``num_speculative_tokens``; that of an empty batch is 0.
     """
-    table = [0] * (max_num_seqs + 1)
-    for first, _, num_tokens in sorted(ranges):
-        for batch_size in range(first, max_num_seqs + 1):
-            table[batch_size] = min(num_tokens, num_speculative_tokens)
+    starts = sorted((first, min(num_tokens, num_speculative_tokens)) for first, _, num_tokens in ranges)
+    table = [0]  # of the empty batch
+    for (first, num_tokens), (following, _) in pairwise([*starts, (max_num_seqs + 1, 0)]):
+        table += [num_tokens] * (min(following, max_num_seqs + 1) - first)
     return tuple(table)

@@ -6,7 +6,7 @@ A drafter has no flags of its own; whoever needs one reads it here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from ascend_spec.config.checkpoint import ModelFacts
@@ -32,6 +32,8 @@ class SpeculatorConfig:
     """None while the target is not known yet."""
     draft: ModelFacts | None = None
     """Of the draft model or head, after :meth:`adapt_draft_model_config`; None: the method has none."""
+    derived: frozenset[str] = field(default=frozenset(), compare=False)
+    """Fields of ``config`` whose values are not the user's, but :meth:`configure`'s."""
 
     method: ClassVar[str]
     """Its name."""
@@ -43,6 +45,8 @@ class SpeculatorConfig:
     """Of the options that only some methods know (``METHOD_OPTIONS``), those that this one does."""
     model: ClassVar[DraftModel] = "none"
     """Whether it has a draft model: none, one that must be given, or the target's own checkpoint as default."""
+    # no fact of the method: how errors name what says K where num_speculative_tokens was left out
+    default_drafts_from = "the checkpoint's n_predict"
     uses_target_hidden_states: ClassVar[bool] = False
     uses_aux_hidden_states: ClassVar[bool] = False
     """Of layers below the last too, which changes the target's graph."""
@@ -146,15 +150,24 @@ class SpeculatorConfig:
     @classmethod
     def configure(cls, config: SpeculativeConfig, draft: ModelFacts | None) -> SpeculativeConfig:
         """Fill in what was left out."""
-        return config
+        return filled(config, num_speculative_tokens=draft.get("n_predict")) if draft else config
 
     def specialize(self) -> type[SpeculatorConfig]:
         """The class that this configuration makes of it; its own if nothing special."""
         return type(self)
 
     def check(self) -> Iterator[Finding]:
-        """What is wrong with the configuration from this method's point of view."""
-        return iter(())
+        """What is wrong with the configuration from this method's point of view; here, what is wrong with K where
+        a checkpoint was trained to predict several tokens at a time."""
+        at_a_time = self.draft.get("n_predict") if self.draft else None
+        wanted = self.num_speculative_tokens
+        if at_a_time and wanted > at_a_time and wanted % at_a_time:
+            below = wanted - wanted % at_a_time
+            yield Finding(
+                "num_speculative_tokens",
+                f"'num_speculative_tokens' was given as {wanted}; this checkpoint predicts {at_a_time} tokens at a "
+                f"time, so it must be at most {at_a_time} or a multiple of it. Use {below} or {below + at_a_time}.",
+            )
 
     def hash_factors(self) -> tuple:
         """What changes the target's graph and only this method knows."""

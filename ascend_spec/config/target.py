@@ -5,14 +5,35 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ascend_spec.config.checkpoint import ModelFacts, read_model_facts
+from ascend_spec.config.errors import quoted, shortened
+from ascend_spec.config.options import MOST
+
+Runner = Literal["embedded", "v1", "v2"]
+GraphMode = Literal["none", "piecewise", "full"]
+#: tables by batch size are held in full
+MOST_SEQS = 2**20
+#: the least and the most of every size
+SIZES = {
+    "max_model_len": (1, MOST), "max_num_seqs": (1, MOST_SEQS), "max_num_batched_tokens": (1, MOST),
+    "block_size": (1, MOST), "num_kv_blocks": (0, MOST), "kv_cache_bytes": (0, 2**63 - 1),
+    "kv_bytes_per_token": (0, 2**63 - 1), "max_query_len": (1, MOST), "tensor_parallel_size": (1, MOST),
+    "pipeline_parallel_size": (1, MOST), "data_parallel_size": (1, MOST),
+    "prefill_context_parallel_size": (1, MOST), "num_threads": (1, MOST),
+}  # fmt: skip
+#: sizes that may be None, which says that nothing limits them
+OPEN = ("num_kv_blocks", "kv_cache_bytes", "kv_bytes_per_token", "max_query_len")
 
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """Facts of the target and of the engine that runs it. Sizes in tokens unless they say otherwise."""
+    """Facts of the target and of the engine that runs it. Sizes in tokens unless they say otherwise.
+
+    Raises:
+        ValueError: a size, runner or graph mode that is none.
+    """
 
     model: ModelFacts
     max_model_len: int
@@ -29,9 +50,9 @@ class TargetConfig:
     """Most query rows a request may have in the device's attention operator; None: no limit."""
     attention_takes_trees: bool = True
     """Whether the attention can show each row its own set of rows, as a tree of drafts needs."""
-    runner: Literal["embedded", "v1", "v2"] = "embedded"
+    runner: Runner = "embedded"
     """Whose model runner: this package's engine, or one of vLLM's two."""
-    graph_mode: Literal["none", "piecewise", "full"] = "none"
+    graph_mode: GraphMode = "none"
     """How decode steps are captured as device graphs."""
     enforce_eager: bool = False
     enable_prefix_caching: bool = False
@@ -58,6 +79,20 @@ class TargetConfig:
     """Where the weights come from, if not from the model's path: loaders rewrite that to a cache."""
     num_threads: int = 1
     """CPU threads that may be used by all ranks of this machine together."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("runner", get_args(Runner)), ("graph_mode", get_args(GraphMode))):
+            if getattr(self, name) not in allowed:
+                given = shortened(getattr(self, name))
+                raise ValueError(f"{name}={given} was given; choose one of {quoted(allowed)}")
+        for name, (least, most) in SIZES.items():
+            value = getattr(self, name)
+            if value is None and name in OPEN:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise ValueError(
+                    f"{name}={shortened(value)} was given; choose an integer from {least} to {most}"
+                )
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str], **facts: Any) -> TargetConfig:

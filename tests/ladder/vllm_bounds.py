@@ -35,7 +35,8 @@ OTHER_VOCABULARY: dict[str, Any] = {
 }
 THREE_MTP = "DeepSeek-V3-tiny-3mtp"
 MARKED = Engine(watermarking=True)
-TP2, TP4 = Engine(tensor_parallel_size=2), Engine(tensor_parallel_size=4)
+TP2, TP4, TP8 = (Engine(tensor_parallel_size=ranks) for ranks in (2, 4, 8))
+EP = Engine(tensor_parallel_size=2, enable_expert_parallel=True)
 
 
 def _scheduled(name: str, *ranges: Any, engine: Engine = Engine(), **config: Any) -> Case:  # noqa: B008
@@ -114,6 +115,14 @@ BOUNDS = [
     case("K/MTP: fixed single layer", "MiMo-V2-tiny", method="mtp", K=2),
     case("K/dspark is no multiple of anything", QWEN3, method="dspark", model=DSPARK, K=3),
     case("K/extract_hidden_states, more than 1", method="extract_hidden_states", K=2),
+    *(
+        case(f"K/{method} that predicts 3: {K.get('K', 'missing')}", QWEN3, method=method, model=model, **K)
+        for method, model in (
+            ("eagle", "EAGLE-LLaMA-tiny-n3"), ("eagle3", "EAGLE3-LLaMA-tiny-n3"), ("draft_model", "Llama-draft-n3"),
+            ("dflash", "Qwen3-tiny-DFlash-n3"), ("dspark", "dspark_qwen3_tiny_n3"),
+        )
+        for K in ({}, {"K": 2}, {"K": 4}, {"K": 6})
+    ),
     # names of fields
     case("fields/hyphens", **{"method": "ngram", "num-speculative-tokens": 3, "prompt-lookup-max": 4}),
     case("fields/hyphens and underscores", **{**NGRAM, "num-speculative-tokens": 4}),
@@ -130,6 +139,15 @@ BOUNDS = [
     case("fields/KV dtype", **EAGLE_3, kv_cache_dtype="fp8"),
     case("fields/eager", **EAGLE_3, enforce_eager=True),
     case("fields/draft sampling that isn't", **DRAFT_3, draft_sample_method="random"),
+    case("fields/quantization", **DRAFT_3, quantization="fp8"),
+    case("fields/quantization in capitals", **DRAFT_3, quantization="FP8"),
+    case("fields/quantization that isn't", **DRAFT_3, quantization="abacus"),
+    case("fields/quantization of the past", **DRAFT_3, quantization="fbgemm_fp8"),
+    case("fields/quantization that a package adds", **DRAFT_3, quantization="ascend"),
+    case("fields/quantization that nothing reads", **NGRAM, quantization="abacus"),
+    case("fields/how weights are loaded", **DRAFT_3, draft_load_config={"load_format": "dummy"}),
+    case("fields/how weights are loaded, as a number", **DRAFT_3, draft_load_config={"load_format": 3}),
+    case("fields/how weights are loaded, unknown", **DRAFT_3, draft_load_config={"format": "dummy"}),
     # separate arguments
     flags("flags/all", method="ngram", tokens=3),
     flags("flags/model", model=EAGLE, tokens=3),
@@ -149,6 +167,13 @@ BOUNDS = [
     case("draft TP/heads do not divide", method="draft_model", model="Llama-draft-3-heads", K=3, engine=TP2),
     case("draft TP/heads need not divide", method="draft_model", model="Llama-draft-3-heads", K=3,
          draft_tensor_parallel_size=1, engine=TP2),
+    # the target's ranks
+    case("target TP/heads divide", **NGRAM, engine=TP4),
+    case("target TP/heads do not divide", **NGRAM, engine=TP8),
+    case("target TP/heads do not divide, draft on one rank", **DRAFT_3, draft_tensor_parallel_size=1, engine=TP8),
+    case("target EP/dense target", **NGRAM, engine=EP),
+    case("target EP/dense target, dense draft", **DRAFT_3, engine=EP),
+    case("target EP/experts", "Mixtral-tiny", **NGRAM, engine=EP),
     # the synthetic rule
     case("synthetic/neither", **SYNTHETIC),
     case("synthetic/both", **SYNTHETIC, synthetic_acceptance_rates=[1.0, 0.5, 0.0], synthetic_acceptance_length=2.5),
@@ -190,7 +215,8 @@ BOUNDS = [
     case("vocabulary/of its own", **OTHER_VOCABULARY),
     case("vocabulary/the same, said to differ", **DRAFT_3, use_heterogeneous_vocab=True),
     case("vocabulary/only a draft model has its own", **EAGLE_3, use_heterogeneous_vocab=True),
-    case("vocabulary/not with sampled drafts", **OTHER_VOCABULARY, draft_sample_method="probabilistic"),
+    case("vocabulary/of its own, V1", **OTHER_VOCABULARY, engine=V1),
+    case("vocabulary/sampled drafts", **OTHER_VOCABULARY, draft_sample_method="probabilistic", engine=V1),
     case("vocabulary/not with local argmax", **OTHER_VOCABULARY, use_local_argmax_reduction=True),
     # drafts' sampling
     case("sampling/draft model", **DRAFT_3, draft_sample_method="probabilistic"),

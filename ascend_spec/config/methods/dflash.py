@@ -41,16 +41,16 @@ class DFlashConfig(BlockConfig):
 
     @classmethod
     def configure(cls, config: SpeculativeConfig, draft: ModelFacts | None) -> SpeculativeConfig:
-        return config.model_copy(update={"parallel_drafting": True})
+        return super().configure(config, draft).model_copy(update={"parallel_drafting": True})
 
     @property
     def num_lookahead_tokens(self) -> int:
         return self.num_speculative_tokens + 1  # the bonus token has a query of its own
 
     def specialize(self) -> type[SpeculatorConfig]:
-        if self.draft is not None and any(name in XPRESS for name in self.draft.architectures):
-            return XPressConfig
-        return type(self)
+        if self.draft is None or not self.draft.known:  # then its option tells
+            return XPressConfig if self.config.xpress_topc is not None else type(self)
+        return XPressConfig if any(name in XPRESS for name in self.draft.architectures) else type(self)
 
     def hash_factors(self) -> tuple:
         layers = self.draft.get("eagle_aux_hidden_state_layer_ids") if self.draft else None
@@ -63,6 +63,7 @@ class XPressConfig(DFlashConfig):
     supported_options = frozenset({"xpress_topc"})
 
     def check(self) -> Iterator[Finding]:
+        yield from super().check()
         given = self.config.xpress_topc
         size = draft_vocab_size(self.draft)
         if given is not None and size is not None and given > size:

@@ -28,6 +28,7 @@ class DraftModelSpeculatorConfig(SpeculatorConfig):
         return PardConfig if self.config.parallel_drafting else type(self)
 
     def check(self) -> Iterator[Finding]:
+        yield from super().check()
         if self.draft is None or self.target is None or self.config.use_heterogeneous_vocab:
             return
         draft, target = self.draft.vocab_size, self.target.model.vocab_size

@@ -21,6 +21,7 @@ WITH_TOPK = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel")
 class DSparkConfig(BlockConfig):
     method = "dspark"
     model = "target"  # DeepSeek's checkpoints hold its weights
+    default_drafts_from = "the checkpoint's block size"
     supported_options = frozenset({"dspark_draft_topk"})
     uses_separate_workspace_lane = True
     adaptive_verification_uses_draft_logits = False

@@ -58,6 +58,7 @@ class Eagle3Config(EagleConfig):
 
     @classmethod
     def configure(cls, config: SpeculativeConfig, draft: ModelFacts | None) -> SpeculativeConfig:
+        config = super().configure(config, draft)
         if draft is not None and draft.speculators_type == "peagle":
             return config.model_copy(update={"parallel_drafting": True})
         return config

@@ -19,6 +19,7 @@ class HeadsConfig(SpeculatorConfig):
     num_heads_key: str
     """Where the checkpoint says how many there are."""
     model = "required"
+    default_drafts_from = "the checkpoint's number of heads"
     uses_target_hidden_states = True
     shares_target_positions = True
 

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from ascend_spec.config.checkpoint import ModelFacts
 from ascend_spec.config.errors import Finding
 from ascend_spec.config.methods.eagle import HiddenStateConfig
-from ascend_spec.config.speculative import SpeculativeConfig
-from ascend_spec.config.speculator import SpeculatorConfig, filled
+from ascend_spec.config.speculator import SpeculatorConfig
 
 
 class Family(NamedTuple):
@@ -116,6 +115,7 @@ def num_modules(facts: ModelFacts, family: Family) -> int | None:
 class MTPConfig(HiddenStateConfig):
     method = "mtp"
     model = "target"
+    default_drafts_from = "the checkpoint's MTP layers"
     supported_options = frozenset({"draft_lm_head_quantization", "index_share_for_mtp_iteration"})
     needs_eagle_block_drop = True
     supports_watermarking = True
@@ -139,10 +139,6 @@ class MTPConfig(HiddenStateConfig):
             known["num_hidden_layers"] = modules or 1  # the config counts the target's, which aren't theirs
         return replace(draft, values={**draft.values, **known})
 
-    @classmethod
-    def configure(cls, config: SpeculativeConfig, draft: ModelFacts | None) -> SpeculativeConfig:
-        return filled(config, num_speculative_tokens=draft.get("n_predict")) if draft else config
-
     def specialize(self) -> type[SpeculatorConfig]:
         if self.draft is None:
             return type(self)
@@ -159,15 +155,7 @@ class MTPConfig(HiddenStateConfig):
                 f"(its model_type is {self.draft.model_type!r}). Choose another method, or name their checkpoint in "
                 "'model'.",
             )
-        modules = self.draft.get("n_predict") if self.draft else None
-        wanted = self.num_speculative_tokens
-        if modules and wanted > modules and wanted % modules:
-            below = wanted - wanted % modules
-            yield Finding(
-                "num_speculative_tokens",
-                f"'num_speculative_tokens' was given as {wanted}; this checkpoint has {modules} MTP layers, so "
-                f"it must be at most {modules} or a multiple of it. Use {below} or {below + modules}.",
-            )
+        yield from super().check()
 
     def hash_factors(self) -> tuple:
         shared = self.config.index_share_for_mtp_iteration

@@ -9,6 +9,7 @@ from ascend_spec.config.speculator import SpeculatorConfig, filled
 
 class SuffixConfig(SpeculatorConfig):
     method = "suffix"
+    default_drafts_from = "'suffix_decoding_max_tree_depth'"
     supported_options = frozenset(
         {
             "suffix_decoding_max_tree_depth",

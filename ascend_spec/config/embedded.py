@@ -1,0 +1,82 @@
+"""What the embedded engine cannot do, or not yet: of a configuration, and of the way a target is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ascend_spec.config.checks import given, method_name, value
+from ascend_spec.config.errors import Finding, quoted, shortened, wrong
+from ascend_spec.config.rules import RULES
+from ascend_spec.config.speculator import SpeculatorConfig
+from ascend_spec.config.target import TargetConfig
+
+#: fields that vLLM's engine reads and the embedded one does not
+VLLM_ONLY = (
+    "revision", "code_revision", "draft_tensor_parallel_size", "draft_parallel_config", "draft_load_config",
+    "draft_model_config",
+    "disable_padded_drafter_batch", "quantization", "moe_backend", "attention_backend", "kv_cache_dtype",
+    "draft_lm_head_quantization", "use_local_argmax_reduction", "enable_adaptive_verification",
+    "disable_eagle_block_drop", "disable_lookahead_block_hashes", "index_share_for_mtp_iteration",
+    "dspark_draft_topk", "xpress_topc",
+)  # fmt: skip
+#: all that facts of the target may be: the engine is one process, with the model's own dtype in weights and cache
+TARGETS: dict[str, tuple[Any, ...]] = {
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "prefill_context_parallel_size": (1,),
+    "enable_expert_parallel": (False,),
+    "quantization": (None,),
+    "kv_cache_dtype": ("auto",),
+    "enable_prefix_caching": (False,),
+    "has_kv_connector": (False,),
+    "watermarking": (False,),
+    "graph_mode": ("none", "full"),
+}
+
+
+def refused_by_engine(speculator: SpeculatorConfig) -> Iterator[Finding]:
+    config, name = speculator.config, method_name(speculator)
+    if speculator.speculator_class is None:
+        yield Finding(
+            "method",
+            f"Method {name!r} is known, but its drafter is not built yet. Use one of {quoted(engine_methods())}.",
+        )
+    rule = RULES.get(config.rule)
+    if rule is not None and not rule.built:
+        built = quoted(known.name for known in RULES.values() if known.built)
+        yield Finding(
+            "rejection_sample_method",
+            f"The rule {rule.name!r} is known, but not built yet. Use one of {built}.",
+        )
+    for option in VLLM_ONLY:
+        if given(config, option):
+            yield Finding(
+                option,
+                f"'{option}' was given as {shortened(value(config, option))}; it is for vLLM, and the embedded engine "
+                "cannot honour it. Remove it.",
+            )
+    if given(config, "ascend_spec.match"):
+        yield Finding(
+            "ascend_spec.match",
+            f"'ascend_spec.match' was given as {config.ascend_spec.match!r}, which is not built yet. Use "
+            '"earliest".',
+        )
+
+
+def refused_target(target: TargetConfig) -> Iterator[Finding]:
+    for name, allowed in TARGETS.items():
+        asked = getattr(target, name)
+        if asked not in allowed:
+            words = " or ".join(map(repr, allowed))
+            yield wrong(
+                name, asked, f"{words} in the embedded engine", "Change it, or run the target in vLLM."
+            )
+
+
+def engine_methods() -> list[str]:
+    """Built-in methods whose drafter exists."""
+    from ascend_spec.config.methods import BUILT_IN
+
+    return [name for name, contract in BUILT_IN.items() if contract.speculator_class is not None]
