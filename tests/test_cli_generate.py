@@ -42,7 +42,16 @@ def test_generate_says_how_it_went(capsys, tmp_path, tiny):
 
 def test_the_size_of_a_step_can_be_raised(capsys, tiny):
     """As the error about it says."""
-    argv = ["generate", "--model", tiny, "--prompt", "w5 w6 w7", "--max-tokens", "3", "--max-num-batched-tokens"]
+    argv = [
+        "generate",
+        "--model",
+        tiny,
+        "--prompt",
+        "w5 w6 w7",
+        "--max-tokens",
+        "3",
+        "--max-num-batched-tokens",
+    ]
     spec = ["--spec-method", "ngram", "--spec-tokens", "20"]
     code, out, err = run(capsys, *argv, "20", *spec)
     assert (code, out) == (2, "")
