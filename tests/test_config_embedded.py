@@ -285,3 +285,16 @@ def test_mutants_are_found(
     mutant(monkeypatch)
     with pytest.raises((AssertionError, KeyError, ValueError, pytest.fail.Exception)):
         check(*given)
+
+
+@pytest.mark.parametrize("flag", embedded.UNGIVEN)
+def test_a_drafter_is_not_started_without_what_it_needs(flag: str, tmp_path: Path) -> None:
+    contract = type("Needy", (SpeculatorConfig,), {"speculator_class": "somewhere:Drafter", flag: True})
+    with restored_registry():
+        register_speculative_method("needy", contract)
+        with pytest.raises(ConfigError, match=f"'needy' needs {embedded.UNGIVEN[flag]}"):
+            planned(
+                {"method": "needy", "num_speculative_tokens": 2},
+                Checkpoints(tmp_path).target(),
+                embedded=True,
+            )

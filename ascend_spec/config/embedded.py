@@ -36,6 +36,13 @@ TARGETS: dict[str, tuple[Any, ...]] = {
 }
 
 
+#: what a contract may ask for and the engine has no way to give
+UNGIVEN = {
+    "uses_target_hidden_states": "the target's hidden states",
+    "needs_host_tokens": "the step's tokens on the host before it proposes",
+}
+
+
 def refused_by_engine(speculator: SpeculatorConfig) -> Iterator[Finding]:
     config, name = speculator.config, method_name(speculator)
     if speculator.speculator_class is None:
@@ -43,6 +50,14 @@ def refused_by_engine(speculator: SpeculatorConfig) -> Iterator[Finding]:
             "method",
             f"Method {name!r} is known, but its drafter is not built yet. Use one of {quoted(engine_methods())}.",
         )
+    else:
+        for flag, what in UNGIVEN.items():
+            if getattr(speculator, flag):
+                yield Finding(
+                    "method",
+                    f"Method {name!r} needs {what}, which the embedded engine does not give yet. Use one of "
+                    f"{quoted(engine_methods())}.",
+                )
     rule = RULES.get(config.rule)
     if rule is not None and not rule.built:
         built = quoted(known.name for known in RULES.values() if known.built)
