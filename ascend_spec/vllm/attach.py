@@ -1,0 +1,72 @@
+"""Attach to one worker: plan, choose the adapter by what the runner has, and say in one line what was done."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ascend_spec.vllm.translate import plan_for
+from ascend_spec.vllm.v1 import SeamError, V1Adapter
+from ascend_spec.vllm.workarounds import keep_openmp_threads, override_kernels_once
+
+logger = logging.getLogger("vllm.ascend_spec")
+
+
+def attach(worker: Any, options: Any) -> None:
+    """Change a worker's runner, as an instance; its classes and modules stay as they are.
+
+    Raises:
+        ConfigError: options or carrier that cannot be honoured.
+        SeamError: a vLLM whose runner is not one we know.
+    """
+    from vllm.platforms import current_platform
+
+    _tell(override_kernels_once(current_platform))
+    _tell(keep_openmp_threads())
+    runner = worker.model_runner
+    kind = runner_kind(runner)
+    plan = plan_for(worker.vllm_config, options, kind)
+    for warning in plan.warnings:
+        logger.warning("ascend-spec: %s", warning.message)
+    runner.ascend_spec = adapter = _adapter(kind)(runner, plan)
+    _tell(keep_openmp_threads())  # what was compiled for the adapter may have started Numba's pool
+    logger.info(
+        "ascend-spec is attached to %s: method %s with K = %d, rule %s (%s); drafter: %s; sampler: %s",
+        type(runner).__name__, plan.name, plan.num_speculative_tokens, plan.rule.name,
+        "lossless" if plan.rule.lossless else "lossy", adapter.drafter, adapter.sampler,
+    )  # fmt: skip
+
+
+def _tell(workaround: str | None) -> None:
+    if workaround is not None:
+        logger.info("ascend-spec workaround: %s", workaround)
+
+
+def _adapter(kind: str) -> Any:
+    if kind == "v1":
+        return V1Adapter
+    from ascend_spec.vllm.v2 import V2Adapter  # imports vLLM's V2 runner, which older ones don't have
+
+    return V2Adapter
+
+
+def runner_kind(runner: Any) -> str:
+    """ "v1" or "v2", by what the runner has.
+
+    Raises:
+        SeamError: neither.
+    """
+    if "310" in type(runner).__name__:
+        raise SeamError(
+            f"{type(runner).__name__} runs on Ascend 310P, which has no Triton: ascend-spec does not run there. Remove "
+            "'ascend_spec' from --additional-config."
+        )
+    if hasattr(runner, "_sample") and hasattr(runner, "input_batch"):
+        return "v1"
+    if hasattr(runner, "speculator") and hasattr(runner, "req_states"):
+        return "v2"
+    raise SeamError(
+        f"{type(runner).__name__} is none of the model runners that ascend-spec knows: it has neither _sample and "
+        "input_batch (V1) nor speculator and req_states (V2). Remove 'ascend_spec' from --additional-config, or "
+        "use a vLLM version of the support table."
+    )

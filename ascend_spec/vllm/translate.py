@@ -1,0 +1,196 @@
+"""From vLLM's configuration to a Plan: the configuration layer is the only one that decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ascend_spec.config import (
+    AscendSpecConfig,
+    ConfigError,
+    Finding,
+    ModelFacts,
+    Plan,
+    SpeculativeConfig,
+    TargetConfig,
+    load_speculative_config,
+    resolve,
+)
+from ascend_spec.config.errors import shortened
+
+#: fields of ours that vLLM fills with objects of its own, or that name no model
+OBJECTS = (
+    "draft_parallel_config", "draft_load_config", "draft_model_config", "ascend_spec", "custom_method",
+)  # fmt: skip
+#: what vLLM writes into ``model`` for methods without one
+NO_MODEL = ("ngram", "[ngram]", "ngram_gpu", "suffix", "extract_hidden_states")
+#: options of ours that the adapters carry out, or that the configuration layer has judged
+HONOURED = ("method", "rejection_sample_method", "on_error", "posterior_threshold", "posterior_alpha")
+#: query rows of a request that vllm-ascend's attention takes, by its own assertion
+ASCEND_QUERY_ROWS = 16
+#: rules that vLLM's first runner really has: asked for in its own field, they stay vLLM's
+STOCK_RULES = ("synthetic", "fly")
+
+
+def plan_for(vllm_config: Any, options: Any, runner_kind: str) -> Plan:
+    """The plan for a worker.
+
+    Args:
+        vllm_config: vLLM's ``VllmConfig``, whose ``speculative_config`` is the carrier.
+        options: ``additional_config["ascend_spec"]``.
+        runner_kind: "v1" or "v2".
+
+    Raises:
+        ConfigError: all that cannot be honoured.
+    """
+    carrier = vllm_config.speculative_config
+    target = target_config(vllm_config, runner_kind)
+    if carrier is None:
+        if options != {}:
+            raise ConfigError([_nothing_to_apply_to(options)])
+        return resolve(None, target)
+    plan = resolve(load_speculative_config({**_carried(carrier), "ascend_spec": options}), target)
+    if refused := [*_refused(plan, carrier), *_refused_on_ascend(plan, vllm_config)]:
+        raise ConfigError(refused)
+    return plan
+
+
+def keeps_stock_rule(plan: Plan) -> bool:
+    """Whether vLLM's own sampler carries out the rule."""
+    return not plan.rule.built
+
+
+def _nothing_to_apply_to(options: Any) -> Finding:
+    return Finding(
+        "ascend_spec",
+        f"'ascend_spec' was given as {shortened(options)} without a speculative config to apply it to. Add "
+        "--speculative-config, or remove it from --additional-config.",
+    )
+
+
+def _refused(plan: Plan, carrier: Any) -> Iterator[Finding]:
+    """What would quietly become something else: vLLM runs what its own fields say."""
+    if plan.method != carrier.method:
+        yield Finding(
+            "ascend_spec.method",
+            f"'ascend_spec.method' was given as {plan.name!r}, but the method of --speculative-config is "
+            f"{carrier.method!r}, and that is what vLLM would run: {plan.name!r} is not built for vLLM yet. "
+            "Remove it.",
+        )
+    stock = carrier.rejection_sample_method
+    if not plan.rule.built and not (plan.rule.name == stock and stock in STOCK_RULES):
+        field = (
+            "rejection_sample_method" if plan.rule.name == stock else "ascend_spec.rejection_sample_method"
+        )
+        yield Finding(
+            field,
+            f"'{field}' was given as {plan.rule.name!r}, which is not built for vLLM yet. Use \"standard\".",
+        )
+    given = plan.config.ascend_spec
+    for name, option in AscendSpecConfig.model_fields.items():
+        value = getattr(given, name)
+        if name not in HONOURED and value != option.get_default():
+            yield Finding(
+                f"ascend_spec.{name}",
+                f"'ascend_spec.{name}' was given as {shortened(value)}, which is not built for vLLM yet. Remove "
+                "it.",
+            )
+
+
+#: options of vllm-ascend under which the sampler would see something else than whole rows of logits, or be ignored
+ASCEND_OPTIONS = {
+    "enable_reduce_sample": "gives the sampler a part of the vocabulary on each rank",
+    "rejection_sampler_config": "configures a sampler that is not used here",
+}
+
+
+def on_ascend(vllm_config: Any) -> bool:
+    return getattr(getattr(vllm_config, "device_config", None), "device_type", "") == "npu"
+
+
+def _refused_on_ascend(plan: Plan, vllm_config: Any) -> Iterator[Finding]:
+    """What vllm-ascend would run beside us, read from its wheels (0.23.0, 0.26.0rc1); no NPU has run it."""
+    if not on_ascend(vllm_config):
+        return
+    additional = vllm_config.additional_config or {}
+    for name, what in ASCEND_OPTIONS.items():
+        if additional.get(name):
+            yield Finding(
+                name,
+                f"'{name}' was given as {shortened(additional[name])} in --additional-config; it {what}. Remove it, "
+                "or remove 'ascend_spec'.",
+            )
+    fine = additional.get("finegrained_tp_config") or {}
+    if fine.get("lmhead_tensor_parallel_size"):
+        yield Finding(
+            "finegrained_tp_config",
+            f"'finegrained_tp_config.lmhead_tensor_parallel_size' was given as "
+            f"{fine['lmhead_tensor_parallel_size']}; the rows of logits are then padded, which our sampler does not "
+            "expect. Remove it, or remove 'ascend_spec'.",
+        )
+    if plan.config.draft_sample_method == "probabilistic":
+        yield Finding(
+            "draft_sample_method",
+            "'draft_sample_method' was given as \"probabilistic\", but vllm-ascend's drafters take the likeliest "
+            "token and keep no distribution. Remove it.",
+        )
+
+
+def _carried(carrier: Any) -> dict[str, Any]:
+    """vLLM's fields as the user may have written them; values that vLLM left alone are left out."""
+    fields = {}
+    for name, field in SpeculativeConfig.model_fields.items():
+        value = getattr(carrier, name, None)
+        if name in OBJECTS or value is None or value == field.get_default():
+            continue
+        fields[name] = getattr(value, "name", value)  # an enumeration by its name
+    if fields.get("model") in NO_MODEL:
+        del fields["model"]
+    for name in ("prompt_lookup_min", "prompt_lookup_max"):  # vLLM writes 0 for methods without them
+        if fields.get(name) == 0:
+            del fields[name]
+    if "synthetic_acceptance_rates" in fields:  # a mean length has become rates by now
+        fields.pop("synthetic_acceptance_length", None)
+    return fields
+
+
+def target_config(vllm_config: Any, runner_kind: str) -> TargetConfig:
+    """vLLM's facts of the target, in our words."""
+    model, parallel, scheduler = (
+        vllm_config.model_config,
+        vllm_config.parallel_config,
+        vllm_config.scheduler_config,
+    )
+    mode = str(getattr(vllm_config.compilation_config.cudagraph_mode, "name", "NONE"))
+    return TargetConfig(
+        ModelFacts(model.model, model.hf_config.to_dict()),
+        model.max_model_len,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        block_size=vllm_config.cache_config.block_size or 16,
+        runner="v2" if runner_kind == "v2" else "v1",
+        max_query_len=ASCEND_QUERY_ROWS if on_ascend(vllm_config) else None,
+        graph_mode="full" if "FULL" in mode else "none" if mode == "NONE" else "piecewise",
+        enforce_eager=bool(model.enforce_eager),
+        enable_prefix_caching=bool(vllm_config.cache_config.enable_prefix_caching),
+        has_kv_connector=vllm_config.kv_transfer_config is not None,
+        tensor_parallel_size=parallel.tensor_parallel_size,
+        pipeline_parallel_size=parallel.pipeline_parallel_size,
+        data_parallel_size=parallel.data_parallel_size,
+        prefill_context_parallel_size=getattr(parallel, "prefill_context_parallel_size", 1),
+        enable_expert_parallel=parallel.enable_expert_parallel,
+        dtype=str(model.dtype).removeprefix("torch."),
+        kv_cache_dtype=str(vllm_config.cache_config.cache_dtype),
+        quantization=model.quantization,
+        tokenizer=model.tokenizer,
+        tokenizer_mode=str(model.tokenizer_mode),
+        seed=model.seed or 0,
+        trust_remote_code=model.trust_remote_code,
+        max_logprobs=model.max_logprobs,
+        config_format=str(model.config_format),
+        hf_overrides=model.hf_overrides,
+        model_weights=getattr(model, "model_weights", None) or None,
+        num_threads=torch.get_num_threads() * parallel.tensor_parallel_size,
+    )

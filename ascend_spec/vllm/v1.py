@@ -1,0 +1,80 @@
+"""The adapter for vLLM's V1 model runner (0.23 to 0.33, on CPU, CUDA and in vllm-ascend).
+
+It replaces bound methods of instances: the runner's ``_sample``; the drafter's ``propose`` where the drafter is
+ours; and where vLLM's own drafter samples, the draw, which vLLM makes without the requests' seeds.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+import ascend_spec_ops
+from ascend_spec.config import Plan
+from ascend_spec.vllm.translate import keeps_stock_rule
+from ascend_spec.vllm.v1_drafters import V1DraftSampler, V1NgramProposer
+from ascend_spec.vllm.v1_sampler import V1Sampler
+
+#: what the sampler holds on to, of a runner that judges drafts
+SAMPLER_SEAMS = (
+    "_sample", "_get_spec_decode_draft_probs", "seq_lens", "input_batch.req_ids", "input_batch.generators",
+    "input_batch.update_async_output_token_ids", "sampler.apply_logits_processors", "sampler.gather_logprobs",
+    "sampler.compute_logprobs", "rejection_sampler.apply_logits_processors",
+    "rejection_sampler._get_logprobs_tensors",
+)  # fmt: skip
+
+
+class SeamError(RuntimeError):
+    """A part of vLLM that we hold on to is not there."""
+
+
+class V1Adapter:
+    """What was attached to one runner.
+
+    Raises:
+        SeamError: a part of the runner that is missing; nothing of it is changed then.
+    """
+
+    def __init__(self, runner: Any, plan: Plan) -> None:
+        self.plan = plan
+        judges = hasattr(runner, "rejection_sampler")  # the last pipeline stage alone does
+        samples = judges and not keeps_stock_rule(plan)
+        drafter = getattr(runner, "drafter", None)  # None on vllm-ascend's pipeline stages but the last
+        drafts = drafter is not None and plan.method == "ngram"
+        draws = samples and plan.speculator.draft_distribution == "sampled"
+        check_seams(
+            runner,
+            (SAMPLER_SEAMS if samples else ())
+            + (("drafter.propose",) if drafts else ())
+            + (("drafter._sample_from_logits",) if draws else ()),
+        )
+        ascend_spec_ops.limit_threads(plan.num_threads)
+        ascend_spec_ops.warm_up(plan.warm_up, runner.device)
+        if samples:
+            runner._sample = sampler = V1Sampler(runner, plan)
+            if draws:
+                runner.drafter._sample_from_logits = V1DraftSampler(runner.drafter, sampler)
+        if drafts:
+            runner.drafter.propose = V1NgramProposer(runner.drafter, plan)
+        self.sampler = "ours" if samples else "vLLM's own" if judges else "none on this rank"
+        self.drafter = "ours" if drafts else "vLLM's own" if drafter is not None else "none"
+        if draws:
+            self.drafter += ", drawing from the requests' seeds"
+
+
+def check_seams(runner: Any, paths: tuple[str, ...]) -> None:
+    """
+    Raises:
+        SeamError: with all that is missing.
+    """
+    missing = []
+    for path in paths:
+        try:
+            attrgetter(path)(runner)
+        except AttributeError:
+            missing.append(path)
+    if missing:
+        raise SeamError(
+            f"{type(runner).__name__} has no {', '.join(missing)}, which ascend-spec holds on to. Remove "
+            "'ascend_spec' from --additional-config, or use a vLLM version of the support table."
+        )

@@ -1,0 +1,103 @@
+"""Drafting in vLLM's V1 runner: our n-gram lookup, and the draw of vLLM's own drafters."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+
+import ascend_spec_ops
+from ascend_spec.config import Plan
+from ascend_spec.vllm.v1_sampler import EPS, V1Sampler
+from ascend_spec_ops.uniforms import STREAM_DRAFT_LANE
+
+logger = logging.getLogger("vllm.ascend_spec")
+
+
+class V1NgramProposer:
+    """Stands in for ``NgramProposer.propose`` of one instance."""
+
+    def __init__(self, stock: Any, plan: Plan) -> None:
+        low, high = plan.config.prompt_lookup_min, plan.config.prompt_lookup_max
+        assert low is not None
+        assert high is not None
+        self.min_n, self.max_n, self.k = low, high, plan.num_speculative_tokens
+        self.max_model_len = plan.target.max_model_len
+        self.raises = plan.config.ascend_spec.on_error == "raise"
+        self.has_failed = False
+        # since 0.26 the scheduler's K of the step comes first
+        first = next(iter(inspect.signature(stock.propose).parameters))
+        self.takes_k = first == "num_speculative_tokens"
+        self.runner: Any = getattr(stock, "runner", None)
+
+    def __call__(self, *args: Any, slot_mappings: Any = None) -> list[list[int]]:
+        """``([K,] sampled_token_ids, num_tokens_no_spec [max_reqs], token_ids_cpu [max_reqs, max_model_len])``
+        -> drafts of each request, none where nothing was sampled."""
+        k, (sampled, *histories) = (args[0], args[1:4]) if self.takes_k else (self.k, args[:3])
+        if not histories:  # vllm-ascend 0.23 gives the sampled tokens alone
+            batch = self.runner.input_batch
+            histories = [batch.num_tokens_no_spec, batch.token_ids_cpu]
+        num_tokens, token_ids = histories
+        if not sampled:
+            return []
+        try:
+            return self._propose(k, sampled, num_tokens, token_ids)
+        except Exception:
+            if self.raises:
+                raise
+            if not self.has_failed:
+                logger.exception("ascend-spec: drafting failed; this step goes on without drafts")
+            self.has_failed = True
+            return [[] for _ in sampled]
+
+    def _propose(
+        self, k: int, sampled: list[list[int]], num_tokens: np.ndarray, token_ids: np.ndarray
+    ) -> list[list[int]]:
+        lengths = np.array([len(ids) > 0 for ids in sampled], np.int32) * num_tokens[: len(sampled)]
+        room = np.minimum(k, self.max_model_len - lengths).clip(0).astype(np.int32)
+        drafts = ascend_spec_ops.ngram_match(
+            torch.from_numpy(np.ascontiguousarray(token_ids[: len(sampled)], np.int32)),
+            torch.from_numpy(lengths.astype(np.int32)),
+            self.min_n,
+            self.max_n,
+            torch.from_numpy(room),
+            max(1, k),
+        )
+        return [[token for token in row if token >= 0] for row in drafts.tolist()]
+
+
+class V1DraftSampler:
+    """Stands in for ``_sample_from_logits`` of a drafter that samples.
+
+    The distribution is vLLM's own, the softmax over temperature; the draw is a function of the request's seed
+    and of the position, so that a seeded request gets the same tokens again.
+    """
+
+    def __init__(self, drafter: Any, sampler: V1Sampler) -> None:
+        self.stock, self.sampler = drafter._sample_from_logits, sampler
+
+    def __call__(self, logits: torch.Tensor, sampling: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """``logits [B * n, V]``, n rows a request -> tokens ``[B * n]`` int64, and their distributions
+        ``[B * n, V]`` float32 (None where all requests are greedy)."""
+        draw = self.sampler.next_draw
+        if draw is None or sampling.all_greedy:
+            return self.stock(logits, sampling)
+        each = logits.shape[0] // draw.seeds.shape[0]
+        offsets = torch.arange(each, device=logits.device) + draw.num_drafted
+        draw.num_drafted += each
+        positions = (draw.positions[:, None] + offsets).flatten()
+        temperature = sampling.temperature[: draw.seeds.shape[0]].repeat_interleave(each)
+        greedy = temperature < EPS
+        probs = (logits.float() / temperature.masked_fill(greedy, 1.0)[:, None]).softmax(-1)
+        seeds = draw.seeds.repeat_interleave(each)
+        noise = _exponential(ascend_spec_ops.random_bits(seeds, positions, STREAM_DRAFT_LANE, probs.shape[1]))
+        return torch.where(greedy, probs.argmax(-1), (probs / noise).argmax(-1)), probs
+
+
+def _exponential(bits: torch.Tensor) -> torch.Tensor:
+    """Standard exponential variates, float32, from 32 random bits each."""
+    uniform = ((bits.to(torch.int64) & 0xFFFFFFFF).to(torch.float32) + 0.5) / 2.0**32
+    return -torch.log1p(-uniform.clamp_(max=1 - 2.0**-24))  # float32 would round the largest to 1

@@ -1,0 +1,113 @@
+"""The adapter for vLLM's V2 model runner (0.33).
+
+The runner exists when it is attached to, its samplers don't: vLLM makes them at the end of ``load_model``. So the
+speculator is replaced at once, and ``load_model`` of the instance is followed by the replacement of one method
+of each sampler: the one that draws. What stands around it stays vLLM's: processors, logprobs, grammar, counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import ascend_spec_ops
+from ascend_spec.config import ConfigError, Finding, Plan
+from ascend_spec.vllm.attach import SeamError
+from ascend_spec.vllm.translate import keeps_stock_rule
+from ascend_spec.vllm.v2_sampler import V2Draw, V2Verify
+from ascend_spec.vllm.v2_speculator import V2Speculator, supports
+
+
+class V2Adapter:
+    """What was attached to one runner.
+
+    Raises:
+        ConfigError: what vLLM's V2 runner does and this project's draw would undo.
+        SeamError: methods that are replaced take other arguments in this vLLM; nothing of the runner is changed.
+    """
+
+    def __init__(self, runner: Any, plan: Plan) -> None:
+        refuse(runner)
+        self.runner, self.plan = runner, plan
+        # the last pipeline stage alone has a speculator and draws
+        samples = runner.is_last_pp_rank and not keeps_stock_rule(plan)
+        drafts = runner.speculator is not None and supports(plan.speculator)
+        if samples:
+            probe_samplers()
+        if drafts:
+            check_seam(type(runner.speculator), "propose", V2Speculator.propose)
+        ascend_spec_ops.limit_threads(plan.num_threads)
+        ascend_spec_ops.warm_up(plan.warm_up, runner.device)
+        if samples:
+            runner.load_model = self._load_model(runner.load_model)
+        if drafts:
+            runner.speculator = V2Speculator(runner.req_states, plan)
+        self.sampler = "ours" if samples else "vLLM's own" if runner.is_last_pp_rank else "none on this rank"
+        self.drafter = "ours" if drafts else "vLLM's own" if runner.speculator is not None else "none"
+
+    def _load_model(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def load_model(*args: Any, **kwargs: Any) -> Any:
+            result = stock(*args, **kwargs)
+            sampler, rejection = self.runner.sampler, self.runner.rejection_sampler
+            check_seam(type(sampler), "_sample_random", V2Draw.__call__)  # some models bring their own
+            sampler._sample_random = V2Draw(sampler)
+            if rejection is not None:
+                check_seam(type(rejection), "_verify", V2Verify.__call__)
+                rejection._verify = V2Verify(sampler, rejection.num_speculative_steps)
+            return result
+
+        return load_model
+
+
+def refuse(runner: Any) -> None:
+    """What must not be attached to, in the words of the user's options.
+
+    Raises:
+        ConfigError: a pooling model, or watermarked output.
+    """
+    findings = []
+    if runner.is_pooling_model:
+        findings.append(Finding("ascend_spec", "A pooling model draws no tokens. Remove 'ascend_spec'."))
+    if getattr(runner.vllm_config, "watermark_config", None) is not None:
+        findings.append(
+            Finding(
+                "ascend_spec",
+                "'ascend_spec' and a watermark config were given; the watermark is in vLLM's own draw, which "
+                "ascend-spec would replace. Remove one of them.",
+            )
+        )
+    if findings:
+        raise ConfigError(findings)
+
+
+def probe_samplers() -> None:
+    """Whether the two methods that are replaced after loading are there.
+
+    Raises:
+        SeamError: they are not, or take other arguments.
+    """
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
+    from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+
+    check_seam(Sampler, "_sample_random", V2Draw.__call__)
+    check_seam(RejectionSampler, "_verify", V2Verify.__call__)
+
+
+def check_seam(owner: type, name: str, ours: Callable[..., Any]) -> None:
+    """Whether ``ours`` can stand in for ``owner.name``.
+
+    Raises:
+        SeamError: there is no such method, or it takes arguments of other names.
+    """
+    stock = getattr(owner, name, None)
+    if stock is None:
+        raise SeamError(f"This vLLM has no {owner.__name__}.{name}, which ascend-spec replaces.")
+    expected, found = (list(inspect.signature(each).parameters)[1:] for each in (ours, stock))
+    if found != expected:
+        raise SeamError(
+            f"{owner.__name__}.{name} of this vLLM takes ({', '.join(found)}); ascend-spec replaces it where it "
+            f"takes ({', '.join(expected)})."
+        )
