@@ -10,10 +10,13 @@ import functools
 import importlib
 import logging
 import os
+from difflib import get_close_matches
 from typing import Any
 
 #: under vLLM's own logger, whose handler the operator has configured
 logger = logging.getLogger("vllm.ascend_spec")
+#: of ``additional_config``: what stands under it are our options
+KEY = "ascend_spec"
 #: set to anything but 0 or nothing, the plugin stays out of the way altogether
 SWITCH = "ASCEND_SPEC_DISABLE"
 #: the one place that is wrapped: after it a worker's runner and drafter exist, and no model is loaded yet
@@ -75,8 +78,13 @@ class Extension:
 
 def attach_once(worker: Any) -> None:
     """Attach to a worker whose configuration asks for it; a second call changes nothing."""
-    options = (worker.vllm_config.additional_config or {}).get("ascend_spec")
-    if options is None or hasattr(worker.model_runner, "ascend_spec"):
+    additional = worker.vllm_config.additional_config or {}
+    options = additional.get(KEY)
+    if options is None:
+        for near in get_close_matches(KEY, additional, n=1, cutoff=0.8):
+            logger.warning("ascend-spec is not attached: additional_config has the key %r, not %r", near, KEY)
+        return
+    if hasattr(worker.model_runner, "ascend_spec"):
         return
     from ascend_spec.vllm.attach import attach
 

@@ -93,6 +93,16 @@ def test_an_engine_does_not_start_on_wrong_options(vllm, engine):
     assert "Did you mean 'ascend_spec.rejection_sample_method'?" in report["error"]
 
 
+def test_a_misspelt_key_is_named(vllm, engine):
+    """It is not ours, so the engine starts; but perhaps it was meant to be."""
+    for key, said in (("ascend-spec", ["has the key 'ascend-spec', not 'ascend_spec'"]), ("other", [])):
+        answer = vllm(
+            "vllm_cpu_engine:generate", engine={**engine, "additional_config": {key: {}}}, batches=[]
+        )
+        assert len(answer["log"]) == len(said)
+        assert all(part in line for part, line in zip(said, answer["log"], strict=True))
+
+
 #: our options -> what the refusal must say
 REFUSED = [
     ({"onerror": "raise"}, "Did you mean 'ascend_spec.on_error'?"),
