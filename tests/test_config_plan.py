@@ -356,3 +356,15 @@ def test_a_block_drop_of_the_wrong_method_is_seen(
     monkeypatch.setattr(BUILT_IN["dflash"], "needs_eagle_block_drop", True)
     with pytest.raises(AssertionError):
         test_tokens_that_a_hash_looks_ahead(None, False, True, "dflash", shelf)
+
+
+def test_a_table_that_asks_for_too_much_is_told(shelf: Checkpoints) -> None:
+    table = {
+        **NGRAM,
+        "num_speculative_tokens": 4,
+        "num_speculative_tokens_per_batch_size": [[1, 8, 4], [9, 32, 5]],
+    }
+    told = warned(planned(table, shelf.target()))
+    assert "asks for 5 drafts from batch size 9 to 32" in told["num_speculative_tokens_per_batch_size"]
+    table["num_speculative_tokens_per_batch_size"] = [[1, 8, 4], [9, 32, 3]]
+    assert "num_speculative_tokens_per_batch_size" not in warned(planned(table, shelf.target()))

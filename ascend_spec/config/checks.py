@@ -125,6 +125,14 @@ def _check_fly(config: SpeculativeConfig) -> Iterator[Finding]:
 
 
 def warn_alone(config: SpeculativeConfig) -> Iterator[Finding]:
+    most = config.num_speculative_tokens
+    for first, last, wanted in config.num_speculative_tokens_per_batch_size or ():
+        if most is not None and wanted > most:
+            yield Finding(
+                schedule.FIELD,
+                f"'{schedule.FIELD}' asks for {wanted} drafts from batch size {first} to {last}, but there are at "
+                f"most {most}, as 'num_speculative_tokens' says.",
+            )
     rule = RULES.get(config.rule)
     if rule is None:
         return
