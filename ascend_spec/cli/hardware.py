@@ -1,7 +1,10 @@
 """What was verified on which hardware. The README's table says the same; a test compares them."""
 
 VERIFIED = [
-    ("CPU, x86-64", "everything: operators, engine, models, command line"),
+    (
+        "CPU, x86-64",
+        "everything: operators, engine, models, command line; the vLLM plugin as far as docs/vllm.md says",
+    ),
     (
         "CUDA sm_80, sm_90; AMD gfx942",
         "every Triton kernel compiles; no stack use on sm_90; shared memory within limits; the same source "

@@ -173,9 +173,8 @@ def _overruled(name: str, config: SpeculativeConfig, changes: Mapping[str, objec
 
 def _specialized(speculator: SpeculatorConfig, verdict: Verdict) -> SpeculatorConfig:
     special = speculator.specialize()
-    if not issubclass(
-        special, type(speculator)
-    ):  # a registered class inherits the hook, and stays what it is
+    # a registered class inherits the hook of what it derives from, and stays what it is
+    if not issubclass(special, type(speculator)):
         return speculator
     if special is not type(speculator):
         verdict.why.append(f"with this configuration its contract is {special.__name__}")

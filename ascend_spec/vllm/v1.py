@@ -1,4 +1,4 @@
-"""The adapter for vLLM's V1 model runner (0.23 to 0.33, on CPU, CUDA and in vllm-ascend).
+"""The adapter for vLLM's V1 model runner (run with 0.32 and 0.33 on a CPU; read in vllm-ascend 0.23 and 0.26).
 
 It replaces bound methods of instances: the runner's ``_sample``; the drafter's ``propose`` where the drafter is
 ours; and where vLLM's own drafter samples, the draw, which vLLM makes without the requests' seeds.

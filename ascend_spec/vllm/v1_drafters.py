@@ -13,6 +13,7 @@ import ascend_spec_ops
 from ascend_spec.config import Plan
 from ascend_spec.vllm.v1_sampler import EPS, V1Sampler
 from ascend_spec_ops.uniforms import STREAM_DRAFT_LANE
+from ascend_spec_ops.uniforms.reference import exponential_of
 
 logger = logging.getLogger("vllm.ascend_spec")
 
@@ -93,11 +94,6 @@ class V1DraftSampler:
         greedy = temperature < EPS
         probs = (logits.float() / temperature.masked_fill(greedy, 1.0)[:, None]).softmax(-1)
         seeds = draw.seeds.repeat_interleave(each)
-        noise = _exponential(ascend_spec_ops.random_bits(seeds, positions, STREAM_DRAFT_LANE, probs.shape[1]))
+        bits = ascend_spec_ops.random_bits(seeds, positions, STREAM_DRAFT_LANE, probs.shape[1])
+        noise = exponential_of(bits).to(torch.float32)
         return torch.where(greedy, probs.argmax(-1), (probs / noise).argmax(-1)), probs
-
-
-def _exponential(bits: torch.Tensor) -> torch.Tensor:
-    """Standard exponential variates, float32, from 32 random bits each."""
-    uniform = ((bits.to(torch.int64) & 0xFFFFFFFF).to(torch.float32) + 0.5) / 2.0**32
-    return -torch.log1p(-uniform.clamp_(max=1 - 2.0**-24))  # float32 would round the largest to 1

@@ -1,5 +1,5 @@
-"""Faults of vLLM that would keep the plugin from working, and what is done about them: on instances alone, and
-only while the fault is there."""
+"""Faults of vLLM that would keep the plugin from working, and what is done about them: on instances or, for
+threads, by torch's own setting; never on vLLM's modules or classes, and only while the fault is there."""
 
 from __future__ import annotations
 
