@@ -11,6 +11,8 @@ import torch
 
 import ascend_spec_ops
 from ascend_spec.config import Plan
+from ascend_spec.drafters import NgramDrafter
+from ascend_spec.types import DraftBatch
 from ascend_spec.vllm.v1_sampler import EPS, V1Sampler
 from ascend_spec_ops.uniforms import STREAM_DRAFT_LANE
 from ascend_spec_ops.uniforms.reference import exponential_of
@@ -22,10 +24,8 @@ class V1NgramProposer:
     """Stands in for ``NgramProposer.propose`` of one instance."""
 
     def __init__(self, stock: Any, plan: Plan) -> None:
-        low, high = plan.config.prompt_lookup_min, plan.config.prompt_lookup_max
-        assert low is not None
-        assert high is not None
-        self.min_n, self.max_n, self.k = low, high, plan.num_speculative_tokens
+        self.drafter = NgramDrafter.from_plan(plan)
+        self.k = plan.num_speculative_tokens
         self.max_model_len = plan.target.max_model_len
         self.raises = plan.config.ascend_spec.on_error == "raise"
         self.has_failed = False
@@ -58,15 +58,13 @@ class V1NgramProposer:
         self, k: int, sampled: list[list[int]], num_tokens: np.ndarray, token_ids: np.ndarray
     ) -> list[list[int]]:
         lengths = np.array([len(ids) > 0 for ids in sampled], np.int32) * num_tokens[: len(sampled)]
-        room = np.minimum(k, self.max_model_len - lengths).clip(0).astype(np.int32)
-        drafts = ascend_spec_ops.ngram_match(
-            torch.from_numpy(np.ascontiguousarray(token_ids[: len(sampled)], np.int32)),
-            torch.from_numpy(lengths.astype(np.int32)),
-            self.min_n,
-            self.max_n,
-            torch.from_numpy(room),
-            max(1, k),
+        history = np.ascontiguousarray(token_ids[: len(sampled), : self.max_model_len], np.int32)
+        batch = DraftBatch(
+            token_ids=torch.from_numpy(history),
+            num_tokens=torch.from_numpy(lengths.astype(np.int32)),
+            num_speculative_tokens=torch.full((len(sampled),), k, dtype=torch.int32),
         )
+        drafts = self.drafter.propose(batch).token_ids
         return [[token for token in row if token >= 0] for row in drafts.tolist()]
 
 

@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 
 import ascend_spec_ops
+from ascend_spec.drafters import ngram
 from ascend_spec.vllm import v1, v1_drafters, v1_sampler, workarounds
 from ascend_spec.vllm.v1_sampler import V1Sampler
 
@@ -216,7 +217,7 @@ def seam_is_gone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ngram_fails() -> Iterator[None]:
-    with mock.patch.object(ascend_spec_ops, "ngram_match", side_effect=RuntimeError("no lookup today")):
+    with mock.patch.object(ngram, "ngram_match", side_effect=RuntimeError("no lookup today")):
         yield
 
 
