@@ -11,7 +11,10 @@ if __name__ != "ascend_spec_ops":
         "(its operators would otherwise be registered twice)"
     )
 
+from ascend_spec_ops.apply_penalties import apply_penalties
+from ascend_spec_ops.apply_token_bitmask import apply_token_bitmask
 from ascend_spec_ops.draft_inputs import draft_inputs
+from ascend_spec_ops.filter_logits import filter_logits
 from ascend_spec_ops.kv_write import kv_write
 from ascend_spec_ops.mqa_attention import mqa_attention
 from ascend_spec_ops.ngram_match import ngram_match
@@ -22,7 +25,10 @@ from ascend_spec_ops.verify import verify
 from ascend_spec_ops.warm_up import warm_up
 
 __all__ = [
+    "apply_penalties",
+    "apply_token_bitmask",
     "draft_inputs",
+    "filter_logits",
     "kv_write",
     "limit_threads",
     "mqa_attention",

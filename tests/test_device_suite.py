@@ -20,6 +20,9 @@ FEW = {
     "sample": "test_sample",
     "ngram_match": "test_ngram_golden",
     "draft_inputs": "test_draft_inputs_by_hand",
+    "filter_logits": "test_filter_golden",
+    "apply_penalties": "test_penalties_by_hand",
+    "apply_token_bitmask": "test_token_bitmask",
     "kv_write": "test_kv_write",
     "mqa_attention": "test_mqa_attention_of_a_verification",
 }
@@ -31,7 +34,9 @@ import torch
 def wrong(run):
     def function(*args, **kwargs):
         result = run(*args, **kwargs)
-        tensors = [args[3]] if result is None else [result] if isinstance(result, torch.Tensor) else result
+        # in place: the first tensor, behind the run itself; kv_write's are its third and fourth
+        written = args[3 if args[0].op == "kv_write" else 1]
+        tensors = [written] if result is None else [result] if isinstance(result, torch.Tensor) else result
         for tensor in tensors:
             tensor[(0,) * tensor.dim()] += 1
         return result

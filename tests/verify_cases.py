@@ -23,9 +23,20 @@ class Case:
     max_spec_len: int
     draft_logits: torch.Tensor | None = None
     draft_temperature: torch.Tensor | None = None
+    rule: str = "standard"
+    rule_options: tuple[float, ...] = ()
 
     def arguments(self) -> tuple:
         return tuple(getattr(self, name) for name in self.__dataclass_fields__)
+
+
+def rule_options(rule: str, max_spec_len: int) -> tuple[float, ...]:
+    """Options under which the random cases see every branch of the rule."""
+    return {
+        "typical": (0.09, 0.3),
+        "synthetic": tuple([1.0, 0.7, 0.8, 0.0][j % 4] for j in range(max_spec_len)),
+        "fly": (1.0, 0.05, 3.0),
+    }.get(rule, ())
 
 
 def make_case(
@@ -33,6 +44,7 @@ def make_case(
     max_spec_len: int,
     vocab_size: int,
     *,
+    rule: str = "standard",
     sampled: bool = False,
     mixed: bool = True,
     placeholders: bool = False,
@@ -67,6 +79,8 @@ def make_case(
         torch.randint(-(2**62), 2**62, (num_requests,), generator=g),
         torch.randint(0, 100_000, (num_requests,), generator=g),
         max_spec_len,
+        rule=rule,
+        rule_options=rule_options(rule, max_spec_len),
     )
     if sampled:
         noise = torch.randn(num_drafts, vocab_size, generator=g)

@@ -45,7 +45,8 @@ def mqa_attention(
     Args:
         query: ``[T, Hq, D]`` float32, float16 or bfloat16; the last dimension is contiguous.
         key_cache, value_cache: ``[num_blocks, block_size, Hkv, D]`` of the same dtype, ``Hq`` a multiple of
-            ``Hkv``; any strided view whose last dimension is contiguous.
+            ``Hkv``; any strided views. The last dimension of ``value_cache`` is contiguous, that of
+            ``key_cache`` need not be: vLLM's CPU backend keeps the keys of a block as ``[D, block_size]``.
         block_table: ``[B, M]`` int32, the blocks of each request in order; entries that no row sees are
             never followed.
         query_start_loc: ``[B + 1]`` int32, cumulative query lengths.
@@ -118,8 +119,8 @@ def check(
         ),
     )
     torch._check(
-        query.stride(-1) == key_cache.stride(-1) == value_cache.stride(-1) == 1,
-        lambda: "the last dimension (head size) of query, key_cache and value_cache must be contiguous",
+        query.stride(-1) == value_cache.stride(-1) == 1,
+        lambda: "the last dimension (head size) of query and value_cache must be contiguous",
     )
     lengths = (block_table, query_start_loc, seq_lens)
     batch = seq_lens.shape[0]
@@ -187,12 +188,15 @@ def _fake(query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 #: Above this many rows a request, matrix products beat a loop over keys (measured: 2 cores, 300 tokens).
 MAX_NUMBA_ROWS = 4
+SCATTERED_KEYS = "the head dimension of the keys is not contiguous"
 
 
-def _numba_supports(query: torch.Tensor, *args: Any, **kwargs: Any) -> str | None:
-    max_query_len = args[5]
+def _numba_supports(query: torch.Tensor, key_cache: torch.Tensor, *args: Any, **kwargs: Any) -> str | None:
+    max_query_len = args[4]
     if query.dtype != torch.float32:
         return "Numba has float32 only among the model dtypes"
+    if key_cache.stride(-1) != 1:
+        return SCATTERED_KEYS
     if max_query_len > MAX_NUMBA_ROWS:
         return f"with more than {MAX_NUMBA_ROWS} rows a request, matrix products are faster"
     return None
@@ -201,7 +205,7 @@ def _numba_supports(query: torch.Tensor, *args: Any, **kwargs: Any) -> str | Non
 def _triton_supports(query: torch.Tensor, key_cache: torch.Tensor, *args: Any, **kwargs: Any) -> str | None:
     from ascend_spec_ops.mqa_attention import launch
 
-    return launch.supports(query, key_cache)
+    return SCATTERED_KEYS if key_cache.stride(-1) != 1 else launch.supports(query, key_cache)
 
 
 def _npu_supports(*args: Any, **kwargs: Any) -> str | None:

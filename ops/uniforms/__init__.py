@@ -25,6 +25,9 @@ STREAM_BLOCK = 1
 STREAM_LANE = 2
 STREAM_DRAFT_BLOCK = 3
 STREAM_DRAFT_LANE = 4
+#: Accept tests of a rule that looks ahead: at the first position of the round, one lane a draft. A number that a
+#: round has inspected must not decide in the next one, which starts at a later position.
+STREAM_ROUND = 5
 
 
 def random_bits(seeds: torch.Tensor, positions: torch.Tensor, stream: int, num_lanes: int) -> torch.Tensor:

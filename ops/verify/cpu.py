@@ -1,266 +1,206 @@
-"""Verification on the CPU, in Numba: one streaming pass over the rows for block statistics, then per request
-the accept walk and a draw that reads only the row it draws from."""
+"""Verification on the CPU, in Numba: one streaming pass over the rows for block statistics, then per request the
+accept walk of the rule and a draw that reads only the row it draws from."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 import torch
-from numba import njit, prange, uint32
+from numba import njit, prange
 
-from ascend_spec_ops.numba_math import exp_f32, jit_threads, log_f32, maximum
-from ascend_spec_ops.uniforms.cpu import HALF, exponential_f32, gumbel_f32, split_seed, threefry2x32, word
-from ascend_spec_ops.verify import VOCAB_BLOCK, check_arguments
+from ascend_spec_ops.numba_math import jit_threads
+from ascend_spec_ops.uniforms.cpu import split_seed
+from ascend_spec_ops.verify import RULES, RULES_WITHOUT_Q, VOCAB_BLOCK, check_arguments, cpu_walks
+from ascend_spec_ops.verify.cpu_draw import (
+    Request,
+    Rows,
+    block_statistics,
+    draw,
+    draw_residual,
+    draw_without,
+    entropy_of,
+    is_valid,
+    log_probability,
+    residual_mass_of,
+    residual_totals,
+    row_argmax,
+)
 
 F = np.float32
-STREAM_ACCEPT, STREAM_BLOCK, STREAM_LANE = 0, 1, 2
-MINUS_INF = F(-np.inf)
-#: below this a mass is rounding noise of the subtraction p - q, and its logarithm would not be normal
-SMALLEST_MASS = F(1e-37)
+STANDARD, BLOCK, TYPICAL, SYNTHETIC, FLY, COUPLED = range(6)
+
+
+class Batch(NamedTuple):
+    """The requests of a step, beside their rows."""
+
+    drafts: np.ndarray
+    ends: np.ndarray
+    seeds: np.ndarray
+    positions: np.ndarray
+    p_scales: np.ndarray
+    """1 / temperature of every row of p; 0: greedy"""
+    q_scales: np.ndarray
+    """1 / temperature of every row of q; -1: nobody looks at the row"""
 
 
 @njit
-def _largest(x):
-    """NaN if any element is."""
-    m = MINUS_INF
-    for i in range(x.shape[0]):
-        m = maximum(x[i], m)
-    return m
+def _scales(ends, temperature, q_temperature):
+    num_requests = ends.shape[0]
+    num_drafts = ends[-1] if num_requests else 0
+    p_scales = np.empty(num_requests + num_drafts, F)
+    q_scales = np.empty(num_drafts if q_temperature.shape[0] else 0, F)
+    start = 0
+    for b in range(num_requests):
+        scale = F(1.0) / temperature[b] if temperature[b] > F(0.0) else F(0.0)
+        p_scales[start + b : ends[b] + b + 1] = scale
+        if q_temperature.shape[0]:
+            # a greedy request never looks at q
+            looks = q_temperature[b] > F(0.0) and scale > F(0.0)
+            q_scales[start : ends[b]] = F(1.0) / q_temperature[b] if looks else F(-1.0)
+        start = ends[b]
+    return p_scales, q_scales
 
 
 @njit
-def _first_index(x, value):
-    for i in range(x.shape[0]):
-        if x[i] == value:
-            return i
-    return 0
-
-
-@njit(fastmath={"reassoc", "contract"})
-def _sum_exp(x, m, scale):
-    s = F(0.0)
-    for i in range(x.shape[0]):
-        s += exp_f32((x[i] - m) * scale)
-    return s
-
-
-@njit(fastmath={"reassoc", "contract"})
-def _residual_mass(p, p_scale, p_lse, q, q_scale, q_lse):
-    s = F(0.0)
-    for i in range(p.shape[0]):
-        d = exp_f32(p[i] * p_scale - p_lse) - exp_f32(q[i] * q_scale - q_lse)
-        s += d if d > F(0.0) else F(0.0)
-    return s
+def _statistics(flat, stride, vocab_size, scales):
+    shape = (scales.shape[0], (vocab_size + VOCAB_BLOCK - 1) // VOCAB_BLOCK)
+    rows = Rows(flat, stride, vocab_size, np.empty(shape, F), np.empty(shape, F))
+    block_statistics(flat, stride, vocab_size, scales, rows.maxima, rows.log_masses)
+    return rows
 
 
 @njit
-def _log_or_minus_inf(mass):
-    return log_f32(mass) if mass > SMALLEST_MASS else MINUS_INF
-
-
-@njit
-def _log_sum_exp(x, scale):
-    """Of one block, of ``x * scale``; -inf for a block of nothing but -inf, NaN if any element is."""
-    m = _largest(x)
-    if m == MINUS_INF:
-        return m
-    return m * scale + log_f32(_sum_exp(x, m, scale))
-
-
-@njit
-def _combine(block_lse):
-    """log-sum-exp of log masses."""
-    m = _largest(block_lse)
-    if not np.isfinite(m):
-        return m
-    return m + log_f32(_sum_exp(block_lse, m, F(1.0)))
-
-
-@njit
-def _block(flat, row, stride, vocab_size, b):
-    start = row * stride
-    return flat[start + b * VOCAB_BLOCK : start + min(vocab_size, (b + 1) * VOCAB_BLOCK)]
-
-
-@njit
-def _gumbel_argmax(log_weights, k0, k1, position):
-    """The lane with the largest log-weight plus noise; overwrites ``log_weights``."""
-    n = log_weights.shape[0]
-    c0 = uint32(position & 0xFFFFFFFF)
-    for i in range(min(n, HALF)):
-        x0, x1 = threefry2x32(k0, k1, c0, uint32((STREAM_LANE << 24) | i))
-        log_weights[i] += gumbel_f32(x0)
-        if i + HALF < n:
-            log_weights[i + HALF] += gumbel_f32(x1)
-    return _first_index(log_weights, _largest(log_weights))
-
-
-@njit
-def _pick_block(block_lse, k0, k1, position):
-    best, choice = MINUS_INF, 0
-    for b in range(block_lse.shape[0]):
-        score = block_lse[b] + gumbel_f32(word(k0, k1, position, STREAM_BLOCK, b))
-        if score > best:
-            best, choice = score, b
-    return choice
-
-
-@njit
-def _draw(p, row, p_stride, vocab_size, scale, block_lse, k0, k1, position):
-    """Draw from softmax(row * scale), given its blocks' log masses."""
-    b = _pick_block(block_lse, k0, k1, position)
-    weights = _block(p, row, p_stride, vocab_size, b) * scale
-    return b * VOCAB_BLOCK + _gumbel_argmax(weights, k0, k1, position)
-
-
-@njit
-def _draw_without(p, row, p_stride, vocab_size, scale, block_lse, excluded, k0, k1, position):
-    """Draw from p with one token taken out: the residual of a one-hot draft."""
-    b = excluded // VOCAB_BLOCK
-    rest = _block(p, row, p_stride, vocab_size, b).copy()
-    rest[excluded - b * VOCAB_BLOCK] = MINUS_INF
-    mass = block_lse.copy()
-    mass[b] = _log_sum_exp(rest, scale)
-    if _largest(mass) == MINUS_INF:
-        return _draw(p, row, p_stride, vocab_size, scale, block_lse, k0, k1, position)
-    choice = _pick_block(mass, k0, k1, position)
-    weights = rest if choice == b else _block(p, row, p_stride, vocab_size, choice)
-    return choice * VOCAB_BLOCK + _gumbel_argmax(weights * scale, k0, k1, position)
-
-
-@njit
-def _draw_residual(
-    p, row, p_stride, scale, block_lse, q, q_row, q_stride, q_scale, q_lse, vocab_size, k0, k1, position
+def _prepare(
+    p, p_stride, q, q_stride, vocab_size, drafts, ends, temperature, q_temperature, seeds, positions
 ):
-    """Draw from norm(max(p - q, 0))."""
-    p_lse = _combine(block_lse)
-    mass = np.empty_like(block_lse)
-    for b in range(mass.shape[0]):
-        x = _block(p, row, p_stride, vocab_size, b)
-        y = _block(q, q_row, q_stride, vocab_size, b)
-        mass[b] = _log_or_minus_inf(_residual_mass(x, scale, p_lse, y, q_scale, q_lse))
-    if _largest(mass) == MINUS_INF:
-        return _draw(p, row, p_stride, vocab_size, scale, block_lse, k0, k1, position)
-    b = _pick_block(mass, k0, k1, position)
-    x = _block(p, row, p_stride, vocab_size, b)
-    y = _block(q, q_row, q_stride, vocab_size, b)
-    weights = np.empty_like(x)
-    for i in range(x.shape[0]):
-        weights[i] = _log_or_minus_inf(exp_f32(x[i] * scale - p_lse) - exp_f32(y[i] * q_scale - q_lse))
-    return b * VOCAB_BLOCK + _gumbel_argmax(weights, k0, k1, position)
+    """Rows of p and q with their statistics, and what else is known of the requests."""
+    p_scales, q_scales = _scales(ends, temperature, q_temperature)
+    batch = Batch(drafts, ends, seeds, positions, p_scales, q_scales)
+    p_rows = _statistics(p, p_stride, vocab_size, p_scales)
+    return p_rows, _statistics(q, q_stride, vocab_size, q_scales), batch
+
+
+@njit
+def _request(b, p, q, batch):
+    slot, last = 0 if b == 0 else batch.ends[b - 1], batch.ends[b]
+    scale, q_scale = batch.p_scales[slot + b], F(0.0)
+    if batch.q_scales.shape[0] and slot < last:
+        q_scale = max(batch.q_scales[slot], F(0.0))
+    end = slot
+    while end < last and batch.drafts[end] >= 0 and (q_scale == F(0.0) or is_valid(q, end)):
+        end += 1
+    k0, k1 = split_seed(batch.seeds[b])
+    drafts = batch.drafts[slot:end]
+    return Request(p, q, slot + b, slot, drafts, scale, q_scale, k0, k1, batch.positions[b])
+
+
+@njit
+def _last_token(r, walk, masses):
+    j = walk.num_accepted
+    if r.scale == F(0.0) or walk.last == cpu_walks.ARGMAX:
+        return row_argmax(r.p, r.row + j)
+    if walk.last == cpu_walks.FROM_P:
+        return draw(r, j)
+    if walk.last == cpu_walks.GIVEN:
+        return walk.token
+    if r.q_scale == F(0.0):
+        return draw_without(r, j, r.drafts[j])
+    if walk.last == cpu_walks.FROM_MEASURED_RESIDUAL:
+        return draw_residual(r, j, walk.log_scale, masses[j])
+    p_total, q_total = residual_totals(r, j, walk.log_scale)
+    measured = np.empty(r.p.maxima.shape[1], F)
+    for b in range(measured.shape[0]):
+        measured[b] = residual_mass_of(r, j, b, p_total, q_total)
+    return draw_residual(r, j, walk.log_scale, measured)
+
+
+@njit
+def _finish(r, walk, masses, out):
+    if walk.last == cpu_walks.INVALID or not is_valid(r.p, r.row + walk.num_accepted):
+        out[1:] = -1
+        out[0] = 0
+        return
+    for j in range(walk.num_accepted):
+        out[1 + j] = r.drafts[j]
+    out[walk.num_accepted + 1] = _last_token(r, walk, masses)
+    out[0] = walk.num_accepted + 1
+    out[walk.num_accepted + 2 :] = -1
 
 
 @njit(parallel=True)
-def _block_statistics(flat, stride, vocab_size, scales, block_max, block_lse):
-    """Pass one. ``scales[row]``: 1 / temperature; 0: greedy, whose masses nobody reads; -1: skip the row."""
-    num_rows, num_blocks = block_max.shape
-    for tile in prange(num_rows * num_blocks):
-        row = tile // num_blocks
-        b = tile - row * num_blocks
-        scale = scales[row]
-        if scale >= F(0.0):
-            x = _block(flat, row, stride, vocab_size, b)
-            m = _largest(x)
-            block_max[row, b] = m
-            if scale > F(0.0):
-                block_lse[row, b] = m if m == MINUS_INF else m * scale + log_f32(_sum_exp(x, m, scale))
+def _standard(p, q, batch, out):
+    for b in prange(out.shape[0]):
+        r = _request(b, p, q, batch)
+        _finish(r, cpu_walks.standard(r), p.maxima, out[b])
+
+
+@njit(cache=True)
+def _verify(inputs, out):
+    p, q, batch = _prepare(*inputs)
+    _standard(p, q, batch, out)
+
+
+# The rules below are compiled apart from the standard one, which would else take twice as long to compile.
+
+
+@njit(parallel=True)
+def _second_pass(rule, options, p, q, batch, log_ratio, tiles):
+    """What ``block`` and ``typical`` want to know of whole rows, tile by tile."""
+    owner = np.empty(tiles.shape[0], np.int64)
+    for b in range(batch.ends.shape[0]):
+        r = _request(b, p, q, batch)
+        owner[r.slot : batch.ends[b]] = b
+        if rule == BLOCK and r.scale > F(0.0):
+            cpu_walks.running_ratio(r, log_ratio[r.slot : batch.ends[b]])
+    num_blocks = tiles.shape[1]
+    for tile in prange(tiles.size):
+        slot = tile // num_blocks
+        r = _request(owner[slot], p, q, batch)
+        j, b = slot - r.slot, tile - slot * num_blocks
+        if r.scale > F(0.0) and j < r.drafts.shape[0]:
+            if rule == TYPICAL:
+                if log_probability(r.p, r.row + j, r.scale, r.drafts[j]) <= options[0]:
+                    tiles[slot, b] = entropy_of(r, j, b)
+            elif r.q_scale > F(0.0) and j > 0 and log_ratio[slot - 1] > F(-np.inf):
+                p_total, q_total = residual_totals(r, j, log_ratio[slot - 1])
+                tiles[slot, b] = residual_mass_of(r, j, b, p_total, q_total)
 
 
 @njit
-def _row_argmax(flat, row, stride, vocab_size, block_max, m):
-    b = _first_index(block_max, m)
-    return b * VOCAB_BLOCK + _first_index(_block(flat, row, stride, vocab_size, b), m)
+def _walk(rule, options, r, log_ratio, tiles):
+    if r.scale == F(0.0) and rule != SYNTHETIC and rule != FLY:
+        return cpu_walks.standard(r)
+    if rule == BLOCK:
+        return cpu_walks.block_rule(r, log_ratio, tiles)
+    if rule == TYPICAL:
+        return cpu_walks.typical(r, options[0], options[1], tiles)
+    if rule == SYNTHETIC:
+        return cpu_walks.synthetic(r, options)
+    if rule == FLY:
+        return cpu_walks.fly(r, int(options[0]), options[1], int(options[2]))
+    return cpu_walks.coupled(r)
 
 
-@njit
-def _accepts(threshold, log_p, log_q):
-    return log_q > MINUS_INF and threshold > log_q - log_p
+@njit(parallel=True)
+def _by_rule(rule, options, p, q, batch, log_ratio, tiles, out):
+    for b in prange(out.shape[0]):
+        r = _request(b, p, q, batch)
+        first, end = (r.slot, batch.ends[b]) if tiles.shape[0] else (0, 0)
+        walk = _walk(rule, options, r, log_ratio[first:end], tiles[first:end])
+        _finish(r, walk, tiles[first:end], out[b])
 
 
-@njit
-def _verify_request(
-    b, start, end, p, p_stride, p_max, p_lse, drafts, scale, seed, position, q, q_stride, q_max, q_lse, q_scale,
-    vocab_size, out,
-):  # fmt: skip
-    """The accept walk of request ``b``, then its last token."""
-    k0, k1 = split_seed(seed)
-    count = 0
-    while True:
-        row, slot = start + b + count, start + count
-        m = _largest(p_max[row])
-        if not np.isfinite(m):
-            out[1:] = -1
-            out[0] = 0
-            return
-        draft = drafts[slot] if slot < end else -1
-        sampled = q_scale > F(0.0) and draft >= 0
-        if sampled and not np.isfinite(_largest(q_max[slot])):
-            draft, sampled = -1, False
-        if scale == F(0.0):
-            token = _row_argmax(p, row, p_stride, vocab_size, p_max[row], m)
-            if token != draft:
-                break
-        else:
-            at = position + count
-            if draft < 0:
-                token = _draw(p, row, p_stride, vocab_size, scale, p_lse[row], k0, k1, at)
-                break
-            log_p, log_q, q_total = MINUS_INF, F(0.0), F(0.0)
-            if draft < vocab_size:
-                log_p = p[row * p_stride + draft] * scale - _combine(p_lse[row])
-            if sampled:
-                q_total = _combine(q_lse[slot])
-                log_q = q[slot * q_stride + draft] * q_scale - q_total if draft < vocab_size else MINUS_INF
-            if not _accepts(exponential_f32(word(k0, k1, at, STREAM_ACCEPT, 0)), log_p, log_q):
-                if sampled:
-                    token = _draw_residual(
-                        p, row, p_stride, scale, p_lse[row], q, slot, q_stride, q_scale, q_total, vocab_size, k0, k1, at
-                    )  # fmt: skip
-                elif draft < vocab_size:
-                    token = _draw_without(p, row, p_stride, vocab_size, scale, p_lse[row], draft, k0, k1, at)
-                else:
-                    token = _draw(p, row, p_stride, vocab_size, scale, p_lse[row], k0, k1, at)
-                break
-            token = draft
-        count += 1
-        out[count] = token
-    out[count + 1] = token
-    out[0] = count + 1
-    out[count + 2 :] = -1
-
-
-@njit(parallel=True, cache=True)
-def _verify(
-    p, p_stride, vocab_size, drafts, ends, temperature, seeds, positions, q, q_stride, q_temperature, out
-):  # fmt: skip
-    num_requests, num_drafts = ends.shape[0], drafts.shape[0]
-    num_blocks = (vocab_size + VOCAB_BLOCK - 1) // VOCAB_BLOCK
-    scales = np.empty(num_requests, F)
-    q_scales = np.zeros(num_requests, F)
-    row_scales = np.empty(num_requests + num_drafts, F)
-    q_row_scales = np.empty(num_drafts if q.shape[0] else 0, F)
-    start = 0
-    for b in range(num_requests):
-        scales[b] = F(1.0) / temperature[b] if temperature[b] > F(0.0) else F(0.0)
-        row_scales[start + b : ends[b] + b + 1] = scales[b]
-        if q.shape[0]:
-            # a greedy request never looks at q
-            if q_temperature[b] > F(0.0) and scales[b] > F(0.0):
-                q_scales[b] = F(1.0) / q_temperature[b]
-            q_row_scales[start : ends[b]] = q_scales[b] if q_scales[b] > F(0.0) else F(-1.0)
-        start = ends[b]
-
-    p_max = np.empty((num_requests + num_drafts, num_blocks), F)
-    p_lse = np.empty((num_requests + num_drafts, num_blocks), F)
-    _block_statistics(p, p_stride, vocab_size, row_scales, p_max, p_lse)
-    q_max = np.empty((q_row_scales.shape[0], num_blocks), F)
-    q_lse = np.empty((q_row_scales.shape[0], num_blocks), F)
-    _block_statistics(q, q_stride, vocab_size, q_row_scales, q_max, q_lse)
-
-    for b in prange(num_requests):
-        _verify_request(
-            b, 0 if b == 0 else ends[b - 1], ends[b], p, p_stride, p_max, p_lse, drafts, scales[b], seeds[b],
-            positions[b], q, q_stride, q_max, q_lse, q_scales[b], vocab_size, out[b],
-        )  # fmt: skip
+@njit(cache=True)
+def _verify_by_rule(rule, options, inputs, out):
+    p, q, batch = _prepare(*inputs)
+    num_tiled = batch.drafts.shape[0] if rule in (BLOCK, TYPICAL) else 0
+    log_ratio = np.empty(num_tiled, F)
+    tiles = np.empty((num_tiled, p.maxima.shape[1]), F)
+    if num_tiled:
+        _second_pass(rule, options, p, q, batch, log_ratio, tiles)
+    _by_rule(rule, options, p, q, batch, log_ratio, tiles, out)
 
 
 def _flat(x: torch.Tensor) -> tuple[np.ndarray, int]:
@@ -275,6 +215,13 @@ def _flat(x: torch.Tensor) -> tuple[np.ndarray, int]:
 _NO_ROWS = np.empty(0, F)
 
 
+def _options(rule: str, options: Sequence[float]) -> np.ndarray:
+    """As the walk of the rule reads them: rates as logarithms."""
+    with np.errstate(divide="ignore"):
+        values = np.array(options, np.float64)
+        return (np.log(values) if rule in ("typical", "synthetic") else values).astype(F)
+
+
 def verify(
     logits: torch.Tensor,
     draft_token_ids: torch.Tensor,
@@ -285,10 +232,12 @@ def verify(
     max_spec_len: int,
     draft_logits: torch.Tensor | None = None,
     draft_temperature: torch.Tensor | None = None,
+    rule: str = "standard",
+    rule_options: Sequence[float] = (),
 ) -> torch.Tensor:
     check_arguments(
         logits, draft_token_ids, cu_num_draft_tokens, temperature, seeds, positions, max_spec_len,
-        draft_logits, draft_temperature,
+        draft_logits, draft_temperature, rule, rule_options,
     )  # fmt: skip
     ends = cu_num_draft_tokens.numpy()
     counts = np.diff(ends, prepend=0)
@@ -300,12 +249,16 @@ def verify(
     out = torch.empty((len(seeds), max_spec_len + 2), dtype=torch.int32)
     p, p_stride = _flat(logits)
     q, q_stride, q_temperature = _NO_ROWS, 0, _NO_ROWS
-    if draft_logits is not None and draft_temperature is not None and len(draft_token_ids):
+    if draft_logits is not None and draft_temperature is not None and rule not in RULES_WITHOUT_Q:
         q, q_stride = _flat(draft_logits)
         q_temperature = draft_temperature.numpy()
+    inputs = (
+        p, p_stride, q, q_stride, logits.shape[1], draft_token_ids.numpy(), ends,
+        temperature.numpy(), q_temperature, seeds.numpy(), positions.numpy(),
+    )  # fmt: skip
     with jit_threads():
-        _verify(
-            p, p_stride, logits.shape[1], draft_token_ids.numpy(), ends,
-            temperature.numpy(), seeds.numpy(), positions.numpy(), q, q_stride, q_temperature, out.numpy(),
-        )  # fmt: skip
+        if rule == "standard":
+            _verify(inputs, out.numpy())
+        else:
+            _verify_by_rule(list(RULES).index(rule), _options(rule, rule_options), inputs, out.numpy())
     return out

@@ -9,18 +9,24 @@ import pytest
 import torch
 from device.support import load_ops_tests, move, on_kinds, runs
 from verify_cases import NEAR, assert_equals_reference, make_case
+from verify_rule_cases import peaked_case
 
 from ascend_spec_ops import selection
+from ascend_spec_ops.apply_token_bitmask import reference as bitmask_reference
 from ascend_spec_ops.draft_inputs import reference as draft_inputs_reference
 from ascend_spec_ops.kv_write import reference as kv_write_reference
 from ascend_spec_ops.mqa_attention import reference as attention_reference
 from ascend_spec_ops.ngram_match import reference as ngram_reference
 from ascend_spec_ops.uniforms import reference as uniforms_reference
+from ascend_spec_ops.verify import RULES
 from ascend_spec_ops.verify import reference as verify_reference
 
 uniforms, verify, ngram, draft_inputs, kv_write, attention = (
     load_ops_tests(f"test_{name}")
     for name in ("uniforms", "verify", "ngram_match", "draft_inputs", "kv_write", "mqa_attention")
+)
+filters, penalties, bitmask = (
+    load_ops_tests(f"test_{name}") for name in ("filter_logits", "apply_penalties", "apply_token_bitmask")
 )
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 FULL = pytest.mark.full
@@ -69,6 +75,23 @@ def test_verify(run, num_requests, max_spec_len, vocab_size, sampled, dtype):
     assert_equals_reference(case, run(*case.arguments()))
 
 
+@pytest.mark.parametrize("sampled", [pytest.param(False, marks=FULL), True], ids=["one-hot", "sampled"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("run", runs("verify"))
+def test_walks_of_every_rule(run, rule, sampled):
+    case = peaked_case(rule, 14, 4, sampled=sampled, seed=1)
+    assert_equals_reference(case, run(*case.arguments()))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("run", runs("verify"))
+def test_rules_over_a_whole_vocabulary(run, rule, dtype):
+    case = make_case(8, 4, 151936, rule=rule, sampled=True, placeholders=True, dtype=dtype)
+    assert_equals_reference(case, run(*case.arguments()))
+
+
 #: the small facts that hold for every implementation, without the host's implementations as parameters
 FACTS = {name: fact for name, fact in vars(verify.TestDefinition).items() if name.startswith("test_")}
 TestDefinition = pytest.mark.parametrize("verify", runs("verify"))(type("TestDefinition", (), FACTS))
@@ -82,6 +105,58 @@ def test_sample(run, dtype):
     tokens = run(case.logits, case.temperature, case.seeds, case.positions)
     for token, wanted, margin in zip(tokens, expected[:, 1], margins, strict=True):
         assert token == wanted or margin < NEAR
+
+
+# ------------------------------------------------------------------------------------ logits processors
+def in_place(run):
+    """``run`` as a function that changes its first argument, a tensor of the host."""
+
+    def function(logits, *rest):
+        on_device, *others = move((logits, *rest), run.kind)
+        run.on_device(on_device, *others)
+        logits.copy_(on_device.cpu())
+
+    return function
+
+
+@pytest.mark.parametrize("run", runs("filter_logits"))
+def test_filter_golden(run):
+    filters.check_golden(in_place(run))
+    filters.check_not_valid(in_place(run))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("num_rows", "vocab_size"), [(1, 1), (20, 2), (9, 2049), pytest.param(70, 151936, marks=FULL)]
+)
+@pytest.mark.parametrize("run", runs("filter_logits"))
+def test_filter_logits(run, num_rows, vocab_size, dtype):
+    filters.check(in_place(run), *filters.random_case(num_rows, vocab_size, dtype))
+
+
+@pytest.mark.parametrize("run", runs("apply_penalties"))
+def test_penalties_by_hand(run):
+    penalties.check_by_hand(in_place(run))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("num_requests", "vocab_size"), [(1, 1), (40, 17), (9, 3000)])
+@pytest.mark.parametrize("run", runs("apply_penalties"))
+def test_apply_penalties(run, num_requests, vocab_size, dtype):
+    requests = penalties.random_requests(num_requests, vocab_size, torch.Generator().manual_seed(1))
+    penalties.check(in_place(run), penalties.arguments(requests, vocab_size, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("run", runs("apply_token_bitmask"))
+def test_token_bitmask(run, dtype):
+    bitmask.check(in_place(run))
+    words = torch.randint(-(2**31), 2**31, (9, 130), dtype=torch.int32)
+    logits = torch.randn(9, 4100).to(dtype)
+    expected = logits.clone()
+    bitmask_reference.apply_token_bitmask(expected, words)
+    in_place(run)(logits, words)
+    assert torch.equal(logits, expected)
 
 
 # ------------------------------------------------------------------------------------------ ngram_match
@@ -223,6 +298,14 @@ def arguments(op: str) -> tuple[tuple, dict]:
             4,
         ),
         "draft_inputs": lambda: draft_inputs.BY_HAND,
+        "filter_logits": lambda: (
+            case.logits,
+            *filters.parameters(
+                filters.random_rows(len(case.logits), 4500, torch.Generator().manual_seed(1))
+            ),
+        ),
+        "apply_penalties": lambda: penalties.arguments([penalties.BY_HAND[4][0]] * 3, 4500),
+        "apply_token_bitmask": lambda: (case.logits, torch.ones(len(case.logits), 141, dtype=torch.int32)),
         "kv_write": lambda: (*kv_write.new_rows(5, 2, 16, torch.float16), *cache, kv_write.slots(5, 16)),
     }
     if op == "mqa_attention":
@@ -240,10 +323,20 @@ def test_opcheck(kind, op):
 @pytest.mark.parametrize("op", selection.table)
 @pytest.mark.parametrize("kind", on_kinds())
 def test_no_host_synchronisation(kind, op):
+    check_no_host_synchronisation(kind, op, *arguments(op))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", on_kinds())
+def test_no_host_synchronisation_under_any_rule(kind, rule):
+    check_no_host_synchronisation(kind, "verify", peaked_case(rule, 3, 2, sampled=True).arguments(), {})
+
+
+def check_no_host_synchronisation(kind, op, args, kwargs):
     """Only CUDA can tell, and a first call may compile, which does wait."""
     if kind != "cuda":
         pytest.skip("torch can watch for synchronisation on CUDA alone")
-    args, kwargs = move(arguments(op), kind)
+    args, kwargs = move((args, kwargs), kind)
     call = getattr(torch.ops.ascend_spec, op)
     call(*args, **kwargs)
     torch.cuda.set_sync_debug_mode("error")

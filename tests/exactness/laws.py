@@ -179,6 +179,19 @@ def check_truncated_drafts_law(verify: Verify, q_given_is_q_used: bool, num_rows
     assert_law(first, p_logits.exp(), "first token")
 
 
+def check_masked_drafts_law(verify: Verify, num_rows: int = NUM_ROWS) -> None:
+    """Sampled drafts that the target cannot give, as under a grammar, are rejections and no empty slots. Drawn
+    from p instead, the output would be [.52, .48, 0]."""
+    p, q = torch.tensor([0.7, 0.3, 0.0]), torch.tensor([0.1, 0.3, 0.6])
+    g = torch.Generator().manual_seed(7)
+    first = torch.zeros(3)
+    for seeds in chunks(num_rows):
+        drafts = torch.multinomial(q, len(seeds), replacement=True, generator=g)[:, None]
+        out = run(verify, p.log(), drafts, seeds, seeds % 101, q.log())
+        first += torch.bincount(out[:, 1], minlength=3)
+    assert_law(first, p, "first token")
+
+
 def check_nothing_left(verify: Verify, num_rows: int = NUM_ROWS) -> None:
     """q is p with its logits shifted by a constant: exact in float32, but the log-sum-exp is rounded. Where it
     is rounded down, q is larger than p everywhere; some drafts are rejected although nothing is left of

@@ -29,6 +29,10 @@ def test_truncated_drafts_with_their_own_q():
     laws.check_truncated_drafts_law(verify, q_given_is_q_used=True)
 
 
+def test_drafts_that_a_mask_forbids():
+    laws.check_masked_drafts_law(verify)
+
+
 def test_nothing_left_of_the_residual():
     laws.check_nothing_left(verify)
 

@@ -1,102 +1,62 @@
-"""Rung 7: broken copies of the CPU kernels. Each is a small patch of our code, and a law must reject it."""
+"""Rung 7: every mutant is rejected by what the test that it names runs."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
-from dataclasses import dataclass
+import random
 from pathlib import Path
 
 import laws
+import mutants
 import pytest
+import test_enumeration as enumeration
 
 from ascend_spec_ops.uniforms import STREAM_LANE
-from ascend_spec_ops.verify import cpu, verify
+from ascend_spec_ops.verify import verify
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """``number`` is the mutant's number in the list of known mistakes, where it has one."""
-
-    name: str
-    old: str
-    new: str
-    check: Callable[[laws.Verify], None]
-    number: int | None = None
-
-
-def few(check, *arguments, rows: int = 60_000) -> Callable[[laws.Verify], None]:
-    return lambda verify: check(verify, *arguments, num_rows=rows)
-
-
-MUTANTS = [
-    Mutant(
-        "the first draft is not checked",
-        "if not _accepts(exponential_f32",
-        "if count > 0 and not _accepts(exponential_f32",
-        few(laws.check_contextual_law, True),
-    ),
-    Mutant(
-        "an empty residual gives id 0",
-        "    if _largest(mass) == MINUS_INF:\n"
-        "        return _draw(p, row, p_stride, vocab_size, scale, block_lse, k0, k1, position)\n"
-        "    b = _pick_block",
-        "    if _largest(mass) == MINUS_INF:\n        return 0\n    b = _pick_block",
-        laws.check_nothing_left,
-        number=7,
-    ),
-    Mutant(
-        "u may be 0 and the comparison is not strict",
-        "if not _accepts(exponential_f32(word(k0, k1, at, STREAM_ACCEPT, 0)), log_p, log_q):",
-        "if word(k0, k1, at, STREAM_ACCEPT, 0) >> 16 > 65535 * np.exp(log_p - log_q):",
-        laws.check_impossible_draft,
-        number=8,
-    ),
-    Mutant(
-        "the accept test reads the noise of the draw",
-        "word(k0, k1, at, STREAM_ACCEPT, 0)",
-        "word(k0, k1, at, STREAM_LANE, 0)",
-        few(laws.check_own_drafts_law),
-        number=33,
-    ),
-    Mutant(
-        "a sampled draft leaves the residual of a one-hot one",
-        "                if sampled:\n                    token = _draw_residual(",
-        "                if sampled and draft >= vocab_size:\n                    token = _draw_residual(",
-        few(laws.check_contextual_law, True),
-    ),
-    Mutant(
-        "the block of the excluded token keeps its mass",
-        "    mass[b] = _log_sum_exp(rest, scale)\n",
-        "    mass[b] = block_lse[b]\n",
-        few(laws.check_fixed_draft_law),
-    ),
-    Mutant(
-        "every lane above 2047 repeats the noise of the one below",
-        "log_weights[i + HALF] += gumbel_f32(x1)",
-        "log_weights[i + HALF] += gumbel_f32(x0)",
-        few(laws.check_blocks_law, False, rows=20_000),
-    ),
-    Mutant(
-        "the noise does not depend on the position",
-        "c0 = uint32(position & 0xFFFFFFFF)",
-        "c0 = uint32(0)",
-        few(laws.check_contextual_law, True),
-    ),
-]
-
-
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
-def test_a_law_rejects(mutant, tmp_path):
-    source = Path(cpu.__file__).read_text()
-    assert source.count(mutant.old) == 1, "the mutant no longer fits the code: write it anew"
-    path = tmp_path / "mutant.py"
-    path.write_text(source.replace(mutant.old, mutant.new))
-    spec = importlib.util.spec_from_file_location(f"mutant_of_verify_{abs(hash(mutant.name))}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(mutant, id=mutant.name, marks=[pytest.mark.full] if mutant.full else [])
+        for mutant in mutants.MUTANTS
+    ],
+)
+def test_a_law_rejects(mutant, tmp_path, monkeypatch):
+    broken = mutants.load(mutant, tmp_path)
+    arguments = (broken.verify,) if callable(mutant.check) else (broken, monkeypatch)
+    check = mutant.check if callable(mutant.check) else check_block_by_enumeration
     with pytest.raises(AssertionError):
-        mutant.check(module.verify)
+        check(*arguments)
+
+
+def check_block_by_enumeration(broken, monkeypatch) -> None:
+    modules = enumeration.Reference(broken.reference, broken.reference_rules)
+    enumeration.assert_sun(enumeration.sun_step(monkeypatch, modules))
+    rng = random.Random(33)
+    p, q = enumeration.random_table(rng, 3, 3), enumeration.random_table(rng, 3, 3)
+    law = enumeration.joint_law(monkeypatch, p, q, 3, 3, True, "block", modules)
+    enumeration.assert_exact(law, p, 3, 4)
+
+
+def test_copies_that_are_not_patched_pass(tmp_path, monkeypatch):
+    """Else a mutant might be rejected for the way it is loaded."""
+    line = "def is_valid("
+    for file in ("cpu_draw", "reference_draw"):
+        copy = mutants.load(mutants.Mutant("none", file, line, line, "", ""), tmp_path)
+        for check in mutants.golden.CHECKS[:-1]:
+            check(copy.verify)
+    check_block_by_enumeration(copy, monkeypatch)
+
+
+@pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_test_that_a_mutant_names_exists(mutant):
+    file, name = mutant.test.split("::")
+    assert f"def {name}(" in (Path(__file__).parent / file).read_text()
+
+
+def test_every_known_mistake_has_a_mutant():
+    """Number 5, drafts cut behind the back of q, and the drafter's half of 33 are mistakes of a caller: below."""
+    assert {mutant.number for mutant in mutants.MUTANTS} >= {1, 2, 3, 4, 6, 7, 8, 15, 16, 17, 18, 33}
 
 
 def test_drafts_truncated_behind_the_back_of_q():

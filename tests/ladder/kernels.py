@@ -26,6 +26,8 @@ class Variant:
     backends: tuple[str, ...] = (GPU, ASCEND)
     options: dict[str, Any] = field(default_factory=dict)
     """Compile options of the launcher, such as ``num_warps``."""
+    full: bool = False
+    """Compiled in the long setting alone: close to another variant of the kernel."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,10 @@ class Kernel:
 def arguments(text: str) -> dict[str, str]:
     """``"a_ptr:*fp32 n:i32"`` as a dictionary."""
     return dict(part.split(":") for part in text.split())
+
+
+def power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
 
 
 RANDOM_BITS = Kernel(
@@ -152,29 +158,132 @@ BLOCK_STATISTICS = Kernel(
     name="block_statistics_kernel",
     signature=arguments(
         """logits_ptr:*bf16 cu_ptr:*i32 temperature_ptr:*fp32 block_max_ptr:*fp32 block_arg_ptr:*i32
-        block_lse_ptr:*fp32 num_requests:i32 rows_a_request:i32 vocab_size:i32 num_blocks:i32 stride:i32"""
+        block_lse_ptr:*fp32 top_ptr:*fp32 num_requests:i32 rows_a_request:i32 vocab_size:i32 num_blocks:i32
+        stride:i32"""
     ),
     variants=(
-        Variant("target", {"EXTRA": 1, "BLOCK": 4096}),
-        Variant("target-fp32", {"EXTRA": 1, "BLOCK": 4096}, types={"logits_ptr": "*fp32"}),
-        Variant("draft", {"EXTRA": 0, "BLOCK": 4096}),
+        Variant("target", {"EXTRA": 1, "TOP_K": 0, "BLOCK": 4096}),
+        Variant("target-fp32", {"EXTRA": 1, "TOP_K": 0, "BLOCK": 4096}, types={"logits_ptr": "*fp32"}),
+        Variant("target-top-3", {"EXTRA": 1, "TOP_K": 3, "BLOCK": 4096}),
+        Variant("draft", {"EXTRA": 0, "TOP_K": 0, "BLOCK": 4096}),
     ),
 )
 
+#: numbers of the rules of ``accept_kernel``
+STANDARD, TYPICAL, SYNTHETIC, FLY = range(4)
+
+
+def accept_variant(
+    label: str, rule: int, sampled: bool, blocks: int, types: dict[str, str] | None = None, full: bool = False
+) -> Variant:
+    top_k = 3 if rule == FLY else 0
+    constexprs = {"RULE": rule, "TOP_K": top_k, "NUM_TOPS": power_of_two(max(1, top_k * blocks))}
+    constexprs |= {"SAMPLED": sampled, "NUM_BLOCKS": blocks}
+    return Variant(label, constexprs, types or {}, full=full)
+
+
 ACCEPT = Kernel(
-    module="ascend_spec_ops.verify.kernel",
+    module="ascend_spec_ops.verify.kernel_walks",
     name="accept_kernel",
     signature=arguments(
         """logits_ptr:*bf16 draft_logits_ptr:*bf16 draft_ptr:*i32 cu_ptr:*i32 temperature_ptr:*fp32
         draft_temperature_ptr:*fp32 seeds_ptr:*i32 positions_ptr:*i32 block_max_ptr:*fp32 block_arg_ptr:*i32
-        block_lse_ptr:*fp32 draft_lse_ptr:*fp32 state_ptr:*i32 totals_ptr:*fp32 out_ptr:*i32
-        num_requests:i32 max_spec_len:i32 vocab_size:i32 num_blocks:i32 stride:i32 draft_stride:i32"""
+        block_lse_ptr:*fp32 draft_lse_ptr:*fp32 rule_ptr:*fp32 state_ptr:*i32 totals_ptr:*fp32 out_ptr:*i32
+        num_requests:i32 max_spec_len:i32 vocab_size:i32 num_blocks:i32 stride:i32 draft_stride:i32
+        first_option:fp32 second_option:fp32"""
     ),
     variants=(
-        Variant("one-hot", {"SAMPLED": False, "NUM_BLOCKS": QWEN_BLOCKS}),
-        Variant("sampled", {"SAMPLED": True, "NUM_BLOCKS": LLAMA_BLOCKS}),
-        Variant("sampled-fp32", {"SAMPLED": True, "NUM_BLOCKS": QWEN_BLOCKS}, types=FLOAT32_LOGITS),
+        accept_variant("one-hot", STANDARD, False, QWEN_BLOCKS),
+        accept_variant("sampled", STANDARD, True, LLAMA_BLOCKS),
+        accept_variant("sampled-fp32", STANDARD, True, QWEN_BLOCKS, FLOAT32_LOGITS),
+        accept_variant("typical", TYPICAL, False, QWEN_BLOCKS),
+        accept_variant("typical-fp32", TYPICAL, False, LLAMA_BLOCKS, FLOAT32_LOGITS, full=True),
+        accept_variant("synthetic", SYNTHETIC, True, QWEN_BLOCKS),
+        accept_variant("synthetic-one-hot", SYNTHETIC, False, LLAMA_BLOCKS, full=True),
+        accept_variant("fly", FLY, True, QWEN_BLOCKS),
+        accept_variant("fly-one-hot", FLY, False, LLAMA_BLOCKS, full=True),
     ),
+)
+
+ENTROPY = Kernel(
+    module="ascend_spec_ops.verify.kernel_walks",
+    name="entropy_kernel",
+    signature=arguments(
+        """logits_ptr:*bf16 draft_ptr:*i32 cu_ptr:*i32 temperature_ptr:*fp32 block_lse_ptr:*fp32
+        entropy_ptr:*fp32 num_requests:i32 max_spec_len:i32 vocab_size:i32 num_blocks:i32 stride:i32
+        epsilon:fp32"""
+    ),
+    variants=(
+        Variant("bf16", {"NUM_BLOCKS": QWEN_BLOCKS, "BLOCK": 4096}),
+        Variant(
+            "fp32", {"NUM_BLOCKS": LLAMA_BLOCKS, "BLOCK": 4096}, types={"logits_ptr": "*fp32"}, full=True
+        ),
+    ),
+)
+
+BLOCK_PRODUCT = Kernel(
+    module="ascend_spec_ops.verify.kernel_block",
+    name="block_product_kernel",
+    signature=arguments(
+        """logits_ptr:*bf16 draft_logits_ptr:*bf16 draft_ptr:*i32 cu_ptr:*i32 temperature_ptr:*fp32
+        draft_temperature_ptr:*fp32 block_lse_ptr:*fp32 draft_lse_ptr:*fp32 num_drafts_ptr:*i32
+        product_ptr:*fp32 num_requests:i32 max_spec_len:i32 vocab_size:i32 num_blocks:i32 stride:i32
+        draft_stride:i32"""
+    ),
+    variants=(
+        Variant("sampled", {"SAMPLED": True, "NUM_BLOCKS": QWEN_BLOCKS}),
+        Variant("one-hot", {"SAMPLED": False, "NUM_BLOCKS": LLAMA_BLOCKS}, FLOAT32_LOGITS, full=True),
+    ),
+)
+
+BLOCK_RESIDUAL = Kernel(
+    module="ascend_spec_ops.verify.kernel_block",
+    name="block_residual_kernel",
+    signature=arguments(
+        """logits_ptr:*bf16 draft_logits_ptr:*bf16 cu_ptr:*i32 temperature_ptr:*fp32
+        draft_temperature_ptr:*fp32 block_lse_ptr:*fp32 draft_lse_ptr:*fp32 num_drafts_ptr:*i32
+        product_ptr:*fp32 rest_ptr:*fp32 num_requests:i32 max_spec_len:i32 vocab_size:i32 num_blocks:i32
+        stride:i32 draft_stride:i32"""
+    ),
+    variants=(
+        Variant("bf16", {"NUM_BLOCKS": QWEN_BLOCKS, "BLOCK": 4096}),
+        Variant("fp32", {"NUM_BLOCKS": LLAMA_BLOCKS, "BLOCK": 4096}, FLOAT32_LOGITS, full=True),
+    ),
+)
+
+BLOCK_WALK = Kernel(
+    module="ascend_spec_ops.verify.kernel_block",
+    name="block_walk_kernel",
+    signature=arguments(
+        """draft_ptr:*i32 cu_ptr:*i32 temperature_ptr:*fp32 draft_temperature_ptr:*fp32 seeds_ptr:*i32
+        positions_ptr:*i32 block_max_ptr:*fp32 block_arg_ptr:*i32 block_lse_ptr:*fp32 draft_lse_ptr:*fp32
+        num_drafts_ptr:*i32 product_ptr:*fp32 rest_ptr:*fp32 state_ptr:*i32 totals_ptr:*fp32 mass_ptr:*fp32
+        out_ptr:*i32 num_requests:i32 max_spec_len:i32 vocab_size:i32 num_blocks:i32"""
+    ),
+    variants=(
+        Variant("sampled", {"SAMPLED": True, "NUM_BLOCKS": QWEN_BLOCKS}),
+        Variant("one-hot", {"SAMPLED": False, "NUM_BLOCKS": LLAMA_BLOCKS}, full=True),
+    ),
+)
+
+COUPLED_ROWS = Kernel(
+    module="ascend_spec_ops.verify.kernel_coupled",
+    name="coupled_rows_kernel",
+    signature=arguments(
+        """cu_ptr:*i32 temperature_ptr:*fp32 seeds_ptr:*i32 positions_ptr:*i32 block_max_ptr:*fp32
+        block_arg_ptr:*i32 block_lse_ptr:*fp32 row_temperature_ptr:*fp32 row_seeds_ptr:*i32
+        row_positions_ptr:*i32 row_state_ptr:*i32 token_ptr:*i32 num_requests:i32 num_blocks:i32"""
+    ),
+    variants=(Variant("64-blocks", {"NUM_BLOCKS": QWEN_BLOCKS}),),
+)
+
+COUPLED_MATCH = Kernel(
+    module="ascend_spec_ops.verify.kernel_coupled",
+    name="coupled_match_kernel",
+    signature=arguments(
+        "draft_ptr:*i32 cu_ptr:*i32 token_ptr:*i32 out_ptr:*i32 num_requests:i32 max_spec_len:i32"
+    ),
+    variants=(Variant("any", {}),),
 )
 
 RESIDUAL_MASS = Kernel(
@@ -214,6 +323,33 @@ DRAW = Kernel(
     ),
 )
 
+FILTER_LOGITS = Kernel(
+    module="ascend_spec_ops.filter_logits.kernel",
+    name="filter_logits_kernel",
+    signature=arguments(
+        """logits_ptr:*bf16 temperature_ptr:*fp32 top_k_ptr:*i32 top_p_ptr:*fp32 min_p_ptr:*fp32 num_rows:i32
+        vocab_size:i32 stride:i32"""
+    ),
+    variants=(
+        Variant("bf16", {"BLOCK": 2048}, options={"num_warps": 8}),
+        Variant("fp32", {"BLOCK": 2048}, {"logits_ptr": "*fp32"}, options={"num_warps": 8}),
+    ),
+)
+
+APPLY_PENALTIES = Kernel(
+    module="ascend_spec_ops.apply_penalties.kernel",
+    name="apply_penalties_kernel",
+    signature=arguments(
+        """logits_ptr:*bf16 history_ptr:*i32 slots_ptr:*i32 draft_ptr:*i32 cu_ptr:*i32 repetition_ptr:*fp32
+        presence_ptr:*fp32 frequency_ptr:*fp32 num_requests:i32 vocab_size:i32 num_blocks:i32 stride:i32
+        history_stride:i32"""
+    ),
+    variants=(
+        Variant("bf16", {"BLOCK": 2048}),
+        Variant("fp32", {"BLOCK": 2048}, {"logits_ptr": "*fp32"}),
+    ),
+)
+
 
 @dataclass(frozen=True)
 class AttentionCall:
@@ -241,10 +377,6 @@ class AttentionCall:
             types["mask_ptr"] = "*i32"
         label = f"{self.label}-{backend}"
         return Variant(label, constexprs, types, backends=(backend,), options={"num_warps": 8})
-
-
-def power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
 
 
 ATTENTION_CALLS = (
@@ -278,7 +410,15 @@ KERNELS = (
     DRAFT_INPUTS,
     BLOCK_STATISTICS,
     ACCEPT,
+    ENTROPY,
+    BLOCK_PRODUCT,
+    BLOCK_RESIDUAL,
+    BLOCK_WALK,
+    COUPLED_ROWS,
+    COUPLED_MATCH,
     RESIDUAL_MASS,
     DRAW,
+    FILTER_LOGITS,
+    APPLY_PENALTIES,
     MQA_ATTENTION,
 )

@@ -102,6 +102,87 @@ def verify(launch: ModuleType) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return pairs
 
 
+def verify_by_rule(
+    launch: ModuleType, *rules: str, forms: tuple[bool, ...] = (False, True)
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """``forms``: whether the drafts are deterministic, or sampled, or both one after the other."""
+    from verify_rule_cases import peaked_case
+
+    from ascend_spec_ops.verify import reference
+
+    pairs = []
+    for rule in rules:
+        for sampled in forms:
+            arguments = peaked_case(rule, 14, 4, sampled=sampled, seed=1).arguments()
+            pairs.append((launch.verify(*arguments), reference.verify(*arguments)))
+    return pairs
+
+
+def verify_synthetic_and_fly(launch: ModuleType) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return verify_by_rule(launch, "synthetic", "fly")
+
+
+def verify_typical(launch: ModuleType) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return verify_by_rule(launch, "typical", forms=(True,))
+
+
+def verify_block(launch: ModuleType) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return verify_by_rule(launch, "block")
+
+
+def verify_coupled(launch: ModuleType) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return verify_by_rule(launch, "coupled", forms=(True,))
+
+
+def filter_logits(launch: ModuleType) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    from ascend_spec_ops.filter_logits import reference
+
+    generator = torch.Generator().manual_seed(6)
+    parameters = (
+        torch.tensor([1.0, 0.7, 0.0, 1.3, 2.0, 0.5, 1.0]),
+        torch.tensor([50, 0, 3, 9001, 7, 1, 5], dtype=torch.int32),
+        torch.tensor([1.0, 0.9, 0.5, 0.4, 0.8, 1.0, 0.9]),
+        torch.tensor([0.0, 0.0, 0.1, 0.05, 0.01, 0.0, 0.2]),
+    )
+    pairs = []
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = (3 * torch.randn(7, 9001, generator=generator)).to(dtype)
+        logits[6, 4500] = torch.nan
+        expected = logits.clone()
+        launch.filter_logits(logits, *parameters)
+        reference.filter_logits(expected, *parameters)
+        pairs.append((logits, expected))
+    return pairs
+
+
+def apply_penalties(launch: ModuleType) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    from ascend_spec_ops.apply_penalties import reference
+
+    generator = torch.Generator().manual_seed(7)
+    counts = [3, 0, 2, 4]
+    drafts = torch.randint(0, 5000, (sum(counts),), generator=generator, dtype=torch.int32)
+    drafts[1], drafts[6] = -1, drafts[5]
+    arguments = (
+        torch.randint(0, 5002, (6, 40), generator=generator, dtype=torch.int32),
+        torch.tensor([3, -1, 0, 5]),
+        torch.tensor([3, 2, 19, 0], dtype=torch.int32),
+        torch.tensor([17, 4, 32, 99], dtype=torch.int32),
+        drafts,
+        torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32),
+        torch.tensor([1.3, 2.0, 0.5, 1.0]),
+        torch.tensor([0.5, 1.0, -0.25, 0.0]),
+        torch.tensor([0.125, 1.0, 0.7, 1.5]),
+    )
+    pairs = []
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = torch.randn(sum(counts) + len(counts), 5000, generator=generator).to(dtype)
+        expected = logits.clone()
+        launch.apply_penalties(logits, *arguments)
+        reference.apply_penalties(expected, *arguments)
+        pairs.append((logits, expected))
+    return pairs
+
+
 def mqa_attention(launch: ModuleType) -> list[tuple[torch.Tensor, torch.Tensor]]:
     from ascend_spec_ops.mqa_attention import reference
 
@@ -134,7 +215,16 @@ KV_WRITE = Sample("ascend_spec_ops.kv_write.launch", kv_write)
 NGRAM_MATCH = Sample("ascend_spec_ops.ngram_match.launch", ngram_match)
 DRAFT_INPUTS = Sample("ascend_spec_ops.draft_inputs.launch", draft_inputs)
 VERIFY = Sample("ascend_spec_ops.verify.launch", verify)
+VERIFY_SYNTHETIC_AND_FLY = Sample("ascend_spec_ops.verify.launch", verify_synthetic_and_fly)
+VERIFY_TYPICAL = Sample("ascend_spec_ops.verify.launch", verify_typical)
+VERIFY_BLOCK = Sample("ascend_spec_ops.verify.launch", verify_block)
+VERIFY_COUPLED = Sample("ascend_spec_ops.verify.launch", verify_coupled)
+APPLY_PENALTIES = Sample("ascend_spec_ops.apply_penalties.launch", apply_penalties)
+FILTER_LOGITS = Sample("ascend_spec_ops.filter_logits.launch", filter_logits)
 MQA_ATTENTION = Sample("ascend_spec_ops.mqa_attention.launch", mqa_attention)
+
+#: calls that launch kernels of ``SAMPLES`` in further specialisations
+MORE_SAMPLES = (VERIFY_SYNTHETIC_AND_FLY,)
 
 #: kernel -> the call that launches it
 SAMPLES = {
@@ -145,7 +235,15 @@ SAMPLES = {
     "draft_inputs_kernel": DRAFT_INPUTS,
     "block_statistics_kernel": VERIFY,
     "accept_kernel": VERIFY,
+    "entropy_kernel": VERIFY_TYPICAL,
+    "block_product_kernel": VERIFY_BLOCK,
+    "block_residual_kernel": VERIFY_BLOCK,
+    "block_walk_kernel": VERIFY_BLOCK,
+    "coupled_rows_kernel": VERIFY_COUPLED,
+    "coupled_match_kernel": VERIFY_COUPLED,
     "residual_mass_kernel": VERIFY,
     "draw_kernel": VERIFY,
+    "filter_logits_kernel": FILTER_LOGITS,
+    "apply_penalties_kernel": APPLY_PENALTIES,
     "mqa_attention_kernel": MQA_ATTENTION,
 }

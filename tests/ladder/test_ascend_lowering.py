@@ -15,7 +15,11 @@ MEMORY_SHARE = 0.9
 #: a scalar loop over this many elements walks the vocabulary or the context, and nothing excuses it
 LONG_LOOP = 512
 
-CASES = [pytest.param(k, v, id=f"{k.name}-{v.label}") for k in KERNELS for v in k.variants_for(ASCEND)]
+CASES = [
+    pytest.param(k, v, id=f"{k.name}-{v.label}", marks=[pytest.mark.full] * v.full)
+    for k in KERNELS
+    for v in k.variants_for(ASCEND)
+]
 
 
 @pytest.mark.parametrize(("kernel", "variant"), CASES)

@@ -14,7 +14,11 @@ TARGETS = {
 #: bytes of shared memory (LDS) that one block may use
 SHARED_LIMIT = {"sm_80": 166912, "sm_90": 232448, "gfx942": 65536}
 
-CASES = [pytest.param(k, v, id=f"{k.name}-{v.label}") for k in KERNELS for v in k.variants_for(GPU)]
+CASES = [
+    pytest.param(k, v, id=f"{k.name}-{v.label}", marks=[pytest.mark.full] * v.full)
+    for k in KERNELS
+    for v in k.variants_for(GPU)
+]
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ladder import kernels
 from ladder.kernels import ASCEND, ATTENTION_CALLS, GPU, KERNELS, AttentionCall, Kernel
 from ladder.samples import SAMPLES
 
@@ -19,8 +20,8 @@ def is_jit(function: ast.FunctionDef) -> bool:
 
 def kernels_in_sources() -> dict[tuple[str, str], ast.FunctionDef]:
     found = {}
-    for path in sorted(OPS.glob("*/kernel.py")):
-        module = f"ascend_spec_ops.{path.parent.name}.kernel"
+    for path in sorted(OPS.glob("*/kernel*.py")):
+        module = f"ascend_spec_ops.{path.parent.name}.{path.stem}"
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and is_jit(node) and node.name.endswith("_kernel"):
                 found[module, node.name] = node
@@ -49,6 +50,12 @@ def test_arguments_are_those_of_the_source(kernel: Kernel):
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
 def test_allowances_give_a_reason(kernel: Kernel):
     assert all(a.reason and a.count > 0 for a in kernel.allowed)
+
+
+def test_rules_have_the_numbers_that_are_launched():
+    from ascend_spec_ops.verify.launch import ACCEPT_RULES
+
+    assert {rule: getattr(kernels, rule.upper()) for rule in ACCEPT_RULES} == ACCEPT_RULES
 
 
 class Recorder:

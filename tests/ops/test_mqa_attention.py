@@ -77,6 +77,9 @@ GRID = [
     replace(MIXED, layout="key_then_value"),
     replace(MIXED, layout="heads_first"),
     replace(MIXED, layout="halves_of_a_head"),
+    replace(MIXED, layout="transposed_keys"),
+    replace(MIXED, layout="transposed_keys", tree=True, soft_cap=2.0, sliding_window=25),
+    replace(MIXED, layout="transposed_keys", dtype=torch.bfloat16),
     replace(MIXED, dtype=torch.float16),
     replace(MIXED, dtype=torch.bfloat16, tree=True),
     replace(MIXED, dtype=torch.bfloat16, heads=(4, 1), dim=128, block_size=128, sliding_window=24),
@@ -94,8 +97,11 @@ def empty_caches(layout: str, num_blocks: int, block_size: int, heads: int, dim:
     if layout == "heads_first":
         cache = torch.full((num_blocks, heads, block_size, 2 * dim), nan, dtype=dtype)
         return cache.transpose(1, 2).split(dim, -1)
-    cache = torch.full((num_blocks, heads, 2 * block_size, dim), nan, dtype=dtype).transpose(1, 2)
-    return cache[:, :block_size], cache[:, block_size:]
+    cache = torch.full((num_blocks, heads, 2 * block_size, dim), nan, dtype=dtype)
+    keys, values = cache[:, :, :block_size], cache[:, :, block_size:]
+    if layout == "transposed_keys":
+        keys = keys.flatten(2).unflatten(2, (dim, block_size)).transpose(2, 3)
+    return keys.transpose(1, 2), values.transpose(1, 2)
 
 
 def tree_mask(case: Case, starts: list[int], num_rows: int) -> torch.Tensor:
@@ -163,16 +169,30 @@ def right(implementation, case: Case) -> bool:
     return error(implementation, case) < TOLERANCE[case.dtype]
 
 
+def refusal(name: str, *args) -> str | None:
+    """Why the table of a device passes an implementation over."""
+    device = "cuda" if name == "triton" else "cpu"
+    (chosen,) = (each for each in selection.table["mqa_attention"][device] if each.name == name)
+    return chosen.supports(*args)
+
+
 @pytest.mark.parametrize("case", GRID, ids=str)
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_equals_reference(name, case):
     if name == "numba" and case.dtype != torch.float32:
         assert selection.choose("mqa_attention", "cpu", *build(case)[0]).name == "torch"
         return
+    if name != "torch" and case.layout == "transposed_keys":
+        assert "keys is not contiguous" in refusal(name, *build(replace(case, query_lens=(1,) * 6))[0])
+        return
     assert error(IMPLEMENTATIONS[name], case) < TOLERANCE[case.dtype]
 
 
-@pytest.mark.parametrize("case", [c for c in GRID if c.tree or c.block_size < 16 or c.dim > 128], ids=str)
+def has_other_tiles_on_ascend(case: Case) -> bool:
+    return case.layout != "transposed_keys" and (case.tree or case.block_size < 16 or case.dim > 128)
+
+
+@pytest.mark.parametrize("case", [case for case in GRID if has_other_tiles_on_ascend(case)], ids=str)
 def test_triton_with_the_tiles_of_ascend(monkeypatch, case):
     ascend = launch.tiles("npu", case.dtype, case.dim)
     monkeypatch.setattr(launch, "tiles", lambda *_: ascend)
