@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+#: ``(output_token_ids, logits [V]) -> logits [V]``, or with the prompt's ids first, as in vLLM
+LogitsProcessor = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,21 @@ class AttentionMetadata:
 
 
 @dataclass(frozen=True)
+class StructuredOutputsParams:
+    """What a request's text must look like: exactly one of these. Names are vLLM's."""
+
+    json: str | Mapping[str, Any] | None = None
+    """A JSON schema."""
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    """One of these texts."""
+    grammar: str | None = None
+    """In EBNF, as xgrammar reads it."""
+    json_object: bool = False
+    """Any JSON object."""
+
+
+@dataclass(frozen=True)
 class SamplingParams:
     """How one request is sampled. Names and defaults are vLLM's."""
 
@@ -93,6 +113,40 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    top_k: int = 0
+    """Only so many of the likeliest tokens can be drawn; 0 or -1: all."""
+    top_p: float = 1.0
+    """Only the likeliest tokens whose probabilities add up to this."""
+    min_p: float = 0.0
+    """Only tokens at least this likely, relative to the likeliest."""
+    repetition_penalty: float = 1.0
+    """Divides the logits of tokens that were in prompt or output, or multiplies negative ones."""
+    presence_penalty: float = 0.0
+    """Taken from the logits of tokens that were in the output."""
+    frequency_penalty: float = 0.0
+    """Taken from the logits of tokens once for each time they were in the output."""
+    logit_bias: Mapping[int, float] | None = None
+    """Added to the logits of token ids."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Nothing else can be drawn; None: everything."""
+    bad_words: tuple[str, ...] = ()
+    """Words whose last token cannot be drawn after the others."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """What the text must look like."""
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+    """Called for every row of logits, in order, before penalties."""
+    logprobs: int | None = None
+    """With each output token: its log-probability and that of so many of the likeliest tokens; None: neither."""
+
+    @property
+    def has_penalties(self) -> bool:
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1.0, 0.0, 0.0)
+
+    @property
+    def cuts_tokens(self) -> bool:
+        """Whether top-k, top-p or min-p leave anything out; greedy output doesn't depend on them."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
 @dataclass(frozen=True)
@@ -131,6 +185,13 @@ class ScheduledRequest:
     num_banned_rows: int = 0
     """Logits rows, from the first, in which ``banned_token_ids`` may not be drawn."""
     banned_token_ids: tuple[int, ...] = ()
+    params: SamplingParams = SamplingParams()
+    token_ids: Sequence[int] = ()
+    """Its committed tokens, of which the first ``num_prompt_tokens`` are the prompt; not to be changed."""
+    num_prompt_tokens: int = 0
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    grammar: Any = None
+    """Of :mod:`ascend_spec.samplers.grammar`; None: its output is free."""
     speculation_disabled: bool = False
     """It is never speculated on again."""
 
@@ -147,6 +208,64 @@ class ScheduledRequest:
     def decodes(self) -> bool:
         """Whether its only new token is its last one: asked of what is computed, not of query lengths."""
         return self.num_computed_tokens + 1 == self.num_tokens
+
+
+@dataclass(frozen=True)
+class TokenBias:
+    """min_tokens and logit_bias: what is added to the logits of some tokens."""
+
+    token_ids: torch.Tensor
+    """``[N + B, M]`` int64"""
+    values: torch.Tensor
+    """``[N + B, M]`` float32; 0 where the entry only pads."""
+
+
+@dataclass(frozen=True)
+class BadWords:
+    token_ids: torch.Tensor
+    """``[B, W, L]`` int64, each word at the end of its row; -1 fills what stands before it."""
+    num_prompt_tokens: torch.Tensor
+    """``[B]`` int32; the prompt is not searched."""
+
+
+@dataclass(frozen=True)
+class Penalties:
+    num_prompt_tokens: torch.Tensor
+    """``[B]`` int32"""
+    repetition: torch.Tensor
+    """``[B]`` float32, as the other two."""
+    presence: torch.Tensor
+    frequency: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """What is left of the vocabulary."""
+
+    top_k: torch.Tensor
+    """``[N + B]`` int32, 0: all."""
+    top_p: torch.Tensor
+    """``[N + B]`` float32, 1: all."""
+    min_p: torch.Tensor
+    """``[N + B]`` float32, 0: all."""
+
+
+@dataclass(frozen=True)
+class LogitsProcessing:
+    """What is done to the ``N + B`` rows of logits before they are drawn from. What is None, nobody asked for."""
+
+    row_requests: torch.Tensor
+    """``[N + B]`` int64, the request each row belongs to."""
+    row_offsets: torch.Tensor
+    """``[N + B]`` int64, the row's place among those of its request."""
+    bitmask: torch.Tensor | None = None
+    """``[N + B, ceil(V / 32)]`` int32, bit ``i`` of word ``w`` allows token ``32 * w + i``."""
+    bad_words: BadWords | None = None
+    callbacks: tuple[tuple[int, Callable[[torch.Tensor], torch.Tensor]], ...] = ()
+    """Row and what is to be called with its logits ``[V]``, in order."""
+    bias: TokenBias | None = None
+    penalties: Penalties | None = None
+    cuts: Cuts | None = None
 
 
 @dataclass(frozen=True)
@@ -167,7 +286,5 @@ class StepPlan:
     """``[B]`` int64, where the first drawn token will stand: the committed length."""
     slots: torch.Tensor
     """``[B]`` int64, rows of the pool tensors the drawn tokens go to."""
-    banned_token_ids: torch.Tensor | None = None
-    """``[N + B, M]`` int64, or None when every token is allowed everywhere."""
-    banned_bias: torch.Tensor | None = None
-    """``[N + B, M]`` float32, added at ``banned_token_ids``: -inf, or 0 where the entry is padding."""
+    processing: LogitsProcessing | None = None
+    """None: logits are drawn from as they are."""

@@ -256,7 +256,9 @@ def endless(tmp_path):
     config.max_position_embeddings = 50_000
     tiny_models.build(config).save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
-    command = [sys.executable, "-c", "import sys; from ascend_spec.cli import main; sys.exit(main())"]
+    # jobs that a shell runs in the background ignore SIGINT, and what they start inherits that
+    listen = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{listen}; from ascend_spec.cli import main; sys.exit(main())"]
     options = ["generate", "--model", tmp_path, "--prompt", PROMPT, "--max-tokens", "40000"]
     with subprocess.Popen(
         [*command, *options, "--num-kv-blocks", "3200"], stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -414,15 +414,6 @@ def test_embedded_engine_refuses_methods_without_a_drafter(name: str, shelf: Che
     assert '"ngram"' in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if not rule.built])
-def test_embedded_engine_refuses_rules_that_are_not_built(name: str, shelf: Checkpoints) -> None:
-    given = {"method": "ngram", "num_speculative_tokens": 3, "ascend_spec": {"rejection_sample_method": name}}
-    if name == "synthetic":
-        given["synthetic_acceptance_length"] = 2.0
-    assert fields_refused(given, shelf) == {"rejection_sample_method"}
-    planned(given, shelf.target())  # elsewhere it is allowed
-
-
 def test_methods_of_ours_are_no_words_of_vllm() -> None:
     assert set(OURS) == {"medusa", "mlp_speculator", "self_speculative"}
     assert set(OURS) < set(BUILT_IN)

@@ -298,3 +298,11 @@ def test_a_drafter_is_not_started_without_what_it_needs(flag: str, tmp_path: Pat
                 Checkpoints(tmp_path).target(),
                 embedded=True,
             )
+
+
+def test_the_attention_that_is_used_anyway_may_be_asked_for(shelf: Checkpoints) -> None:
+    """The embedded engine has no other, so that nothing is said."""
+    asked = {**NGRAM, "ascend_spec": {"mqa_attention": True}}
+    resolved = resolve(load_speculative_config(asked, embedded=True), shelf.target(), embedded=True)
+    assert resolved.config.ascend_spec.mqa_attention
+    assert resolved.warnings == ()

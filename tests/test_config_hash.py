@@ -91,6 +91,7 @@ CHANGES: dict[str, tuple[Values, Any]] = {
         {"method": "draft_model", "model": "draft", "use_heterogeneous_vocab": True, **K}, "slem",
     ),
     "ascend_spec.on_error": (EAGLE, "raise"),
+    "ascend_spec.mqa_attention": (EAGLE, True),
 }  # fmt: skip
 
 ROWS = "how many rows there are: graphs are kept by shape"

@@ -13,6 +13,7 @@ from config_fixtures import Checkpoints, Values, planned, warned
 
 from ascend_spec.config import BUILT_IN, ConfigError, TargetConfig, all_buckets, schedule
 from ascend_spec.config.methods.eagle import Eagle3Config
+from ascend_spec.config.plan import PROCESSORS
 
 FIELD = "num_speculative_tokens_per_batch_size"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
@@ -304,8 +305,8 @@ def test_ranks_share_a_machines_threads(threads: int, ranks: int, each: int, she
 
 
 def test_what_is_compiled_at_start(shelf: Checkpoints) -> None:
-    assert planned(NGRAM, shelf.target()).warm_up == ("verify", "ngram_match")
-    assert planned(None, shelf.target()).warm_up == ("verify",)
+    assert planned(NGRAM, shelf.target()).warm_up == ("verify", *PROCESSORS, "ngram_match")
+    assert planned(None, shelf.target()).warm_up == ("verify", *PROCESSORS)
 
 
 # ---- every check above can fail

@@ -20,6 +20,7 @@ from ascend_spec.config import (
     register_speculative_method,
     registered_speculative_methods,
 )
+from ascend_spec.config.plan import PROCESSORS
 from ascend_spec.engine import LLM
 from ascend_spec.engine.scheduler import Scheduler
 from ascend_spec.runtime import DeviceFacts
@@ -267,10 +268,6 @@ def test_no_speculation_is_a_plan_too(model):
             {"method": "eagle3", "model": "org/head"},
             "method 'eagle3' is known, but its drafter is not built yet",
         ),
-        (
-            {"method": "ngram", "rejection_sample_method": "block"},
-            "the rule 'block' is known, but not built yet",
-        ),
         ({"method": "ngram", "kv_cache_dtype": "fp8"}, "'kv_cache_dtype' was given as 'fp8'; it is for vLLM"),
     ],
 )
@@ -285,9 +282,9 @@ def test_kernels_are_compiled_before_the_first_request(model, monkeypatch):
     for name, call in DUMMY_CALLS.items():
         monkeypatch.setitem(DUMMY_CALLS, name, lambda device, n=name, c=call: called.append(n) or c(device))
     llm = LLM(model, speculative_config={"method": "ngram", "num_speculative_tokens": 2})
-    assert set(called) == set(llm.plan.warm_up) == {"verify", "ngram_match"}
+    assert set(called) == set(llm.plan.warm_up) == {"verify", *PROCESSORS, "ngram_match"}
     called.clear()
-    assert set(LLM(model).plan.warm_up) == set(called) == {"verify"}
+    assert set(LLM(model).plan.warm_up) == set(called) == {"verify", *PROCESSORS}
 
 
 def test_threads_are_those_of_the_plan(model):

@@ -96,24 +96,6 @@ def test_draft_logits_follow_their_drafts():
         torch.testing.assert_close(plan.spec.draft_temperature[:3], torch.tensor([0.7, 0.5, 0.6]))
 
 
-def test_min_tokens_masks_the_first_rows_only():
-    requests = [
-        decode(0, 5, 2, num_banned_rows=2, banned_token_ids=(7, 9)),
-        decode(1, 6, 1, banned_token_ids=(3,)),
-        decode(2, 6, 0, num_banned_rows=4, banned_token_ids=(8,)),
-    ]
-    for bucket in (None, Bucket(4, 2)):
-        plan = scorer().pack(requests, *pool(), drafts(), bucket)
-        logits = torch.zeros(len(plan.spec.logits_indices), TINY_VOCAB)
-        masked = logits.scatter_add(1, plan.banned_token_ids, plan.banned_bias)
-        banned = [sorted(row.isneginf().nonzero().flatten().tolist()) for row in masked]
-        assert banned[:2] == [[7, 9], [7, 9]]
-        third = 5 if bucket is None else 6
-        assert banned[third] == [8]
-        assert sum(map(len, banned)) == (5 if bucket is None else 7)
-    assert scorer().pack(requests[1:2], *pool(), drafts()).banned_token_ids is None
-
-
 # ---------------------------------------------------------------------------------- through a real model
 @pytest.fixture(scope="module")
 def model():

@@ -151,7 +151,6 @@ WITH_TARGET = [
           ("xpress_topc",), ("given as 129", "size, 128"), target=SMALL),
     # what the embedded engine is not built for
     Wrong({**GOOD, "method": "suffix"}, ("method",), ("not built yet", '"ngram"'), embedded=True),
-    Wrong({**GOOD, "rejection_sample_method": "block"}, ("rejection_sample_method",), ('"standard"',), embedded=True),
     Wrong({**GOOD, "moe_backend": "triton", "revision": "main"}, ("moe_backend", "revision"),
           ("'triton'", "'main'", "it is for vLLM"), embedded=True),
     Wrong(nested("ascend_spec.match", "recent"), ("ascend_spec.match",), ("not built yet",), embedded=True),

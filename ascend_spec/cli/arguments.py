@@ -64,6 +64,19 @@ def _generate(parser: argparse.ArgumentParser) -> None:
     _separate(parser)
     add("--temperature", type=float, default=0.0, metavar="T", help="default 0: greedy")
     add("--seed", type=int, metavar="N", help="same seed, same text; default: a new one each time")
+    add("--top-k", type=int, default=0, metavar="N", help="only the N likeliest tokens; default: all")
+    add("--top-p", type=float, default=1.0, metavar="P", help="only the likeliest tokens that make up P")
+    add(
+        "--min-p",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="only tokens at least P as likely as the likeliest",
+    )
+    add("--repetition-penalty", type=float, default=1.0, metavar="X", help="above 1: fewer repeats")
+    add("--presence-penalty", type=float, default=0.0, metavar="X", help="from -2 to 2, for output tokens")
+    add("--frequency-penalty", type=float, default=0.0, metavar="X", help="from -2 to 2, for each time")
+    add("--logprobs", type=int, metavar="N", help="of each token and the N likeliest, with --json")
     add("--max-tokens", type=at_least_1, default=128, metavar="N", help="default %(default)s")
     add("--min-tokens", type=int, default=0, metavar="N", help="no end before this many tokens")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")

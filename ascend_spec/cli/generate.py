@@ -15,6 +15,11 @@ from rich.console import Console
 from ascend_spec.cli.errors import judging_input
 from ascend_spec.config import load_speculative_config
 
+#: options that are sampling parameters of the same names
+SAMPLING = (
+    "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logprobs",
+)  # fmt: skip
+
 
 def run(args: argparse.Namespace) -> int:
     with judging_input():
@@ -50,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
         min_tokens=args.min_tokens,
         stop=tuple(args.stop),
         ignore_eos=args.ignore_eos,
+        **{name: getattr(args, name) for name in SAMPLING},
     )
     prompts = [token_ids(tokenizer, text, args.chat) for text in texts]
     streamed = len(texts) == 1 and not args.json
@@ -77,7 +83,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(place: str, prompt: str, output: Any, as_json: bool, streamed: bool) -> None:
     if as_json:
-        fields = {key: asdict(output)[key] for key in ("text", "token_ids", "finish_reason", "error")}
+        keys = ["text", "token_ids", "finish_reason", "error", *(["logprobs"] if output.logprobs else [])]
+        fields = {key: asdict(output)[key] for key in keys}
         print(json.dumps({"prompt": prompt, **fields}))
     elif not streamed:
         print(f"=== {prompt}\n{output.text}\n")

@@ -180,7 +180,7 @@ def _rule_cells(row: dict[str, Any]) -> dict[str, str]:
         "rule": _name(row),
         "what it is": row["summary"],
         "output": "lossless" if row["lossless"] else "lossy",
-        "built": _yes(row["built"]),
+        "reads q": _yes(row["needs_q"]),
         "in vLLM": _yes(row["in_vllm"]),
         "trees": _yes(row["takes_trees"]),
     }

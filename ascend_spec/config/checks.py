@@ -195,6 +195,23 @@ def _check_rule_fits(speculator: SpeculatorConfig) -> Iterator[Finding]:
             f"'rejection_sample_method' was given as \"fly\", but method {name!r} proposes no drafts to judge. "
             "Remove it.",
         )
+    if rule.needs_q and speculator.draft_distribution == "unknown":
+        others = quoted(known.name for known in RULES.values() if not known.needs_q)
+        yield Finding(
+            "rejection_sample_method",
+            f"The rule {rule.name!r} reads the distribution that drafts were drawn from, which method {name!r} does not "
+            f"know; the rules that don't are {others}. Change the rule or the method.",
+        )
+    if (
+        rule.name == "coupled"
+        and speculator.draft_distribution == "sampled"
+        and not speculator.shares_target_noise
+    ):
+        yield Finding(
+            "draft_sample_method",
+            '\'draft_sample_method\' was given as "probabilistic" with the rule "coupled", but the drafter of method '
+            f'{name!r} cannot draw with the target\'s random numbers. Use "greedy", or change the rule.',
+        )
     if speculator.proposes_tree and not rule.takes_trees:
         trees = quoted(known.name for known in RULES.values() if known.takes_trees)
         yield Finding(

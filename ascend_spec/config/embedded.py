@@ -7,7 +7,6 @@ from typing import Any
 
 from ascend_spec.config.checks import given, method_name, value
 from ascend_spec.config.errors import Finding, quoted, shortened, wrong
-from ascend_spec.config.rules import RULES
 from ascend_spec.config.speculator import SpeculatorConfig
 from ascend_spec.config.target import TargetConfig
 
@@ -58,13 +57,6 @@ def refused_by_engine(speculator: SpeculatorConfig) -> Iterator[Finding]:
                     f"Method {name!r} needs {what}, which the embedded engine does not give yet. Use one of "
                     f"{quoted(engine_methods())}.",
                 )
-    rule = RULES.get(config.rule)
-    if rule is not None and not rule.built:
-        built = quoted(known.name for known in RULES.values() if known.built)
-        yield Finding(
-            "rejection_sample_method",
-            f"The rule {rule.name!r} is known, but not built yet. Use one of {built}.",
-        )
     for option in VLLM_ONLY:
         if given(config, option):
             yield Finding(

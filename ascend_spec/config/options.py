@@ -51,7 +51,13 @@ class AscendSpecConfig(Checked):
     heterogeneous_vocab_method: Literal["tli", "slem"] = Field(
         default="tli", description='"tli" (token-level intersection) or "slem" (string-level exact match)'
     )
-    on_error: Literal["continue", "raise"] = Field(
+    on_error: Literal["continue", "raise", "disable"] = Field(
         default="continue",
-        description='"continue" (without drafts) or "raise": what happens when a drafter fails',
+        description='"continue" (the step has no drafts), "raise", or "disable" (no speculation from then on, nor if '
+        "the drafter cannot load, which otherwise ends the start): what happens when a drafter fails",
+    )
+    mqa_attention: bool = Field(
+        default=False,
+        description="true or false: inside vLLM, whether this project's attention judges drafts on the target's "
+        "layers, and not vLLM's own; the embedded engine always uses it",
     )

@@ -19,8 +19,12 @@ from ascend_spec.config.resolution import Verdict, judge
 from ascend_spec.config.rules import RULES, Rule
 from ascend_spec.config.speculative import SpeculativeConfig
 from ascend_spec.config.speculator import SpeculatorConfig
-from ascend_spec.config.synthetic import synthetic_rates
+from ascend_spec.config.synthetic import conditional_rates, synthetic_rates
 from ascend_spec.config.target import TargetConfig
+
+
+#: operators that requests' sampling parameters call
+PROCESSORS = ("filter_logits", "apply_penalties", "apply_token_bitmask")
 
 
 class PlainDecoding(SpeculatorConfig):
@@ -134,6 +138,19 @@ class Plan:
             return None
         return self.config.fly_window_size or min(6, self.num_speculative_tokens - 1)
 
+    @property
+    def rule_options(self) -> tuple[float, ...]:
+        """The rule's numbers, as :func:`ascend_spec_ops.verify` takes them."""
+        config = self.config
+        if self.rule.name == "typical":
+            return config.ascend_spec.posterior_threshold, config.ascend_spec.posterior_alpha
+        if self.rule.name == "synthetic":
+            return conditional_rates(synthetic_rates(config))
+        if self.rule.name == "fly":
+            assert self.fly_window_size is not None
+            return self.fly_window_size, config.fly_entropy_threshold, config.fly_entropy_top_k
+        return ()
+
     def compute_hash(self) -> str:
         """Of everything here that changes the target's graph from token ids to hidden states."""
         return hashlib.sha256(repr(self.hash_factors()).encode()).hexdigest()
@@ -155,6 +172,7 @@ class Plan:
                 draft.enable_expert_parallel, draft.moe_backend, draft.attention_backend, draft.kv_cache_dtype,
                 canonical(draft.facts.values),
             ),
+            self.config.ascend_spec.mqa_attention,
         )  # fmt: skip
 
 
@@ -211,5 +229,5 @@ def resolve(config: SpeculativeConfig | None, target: TargetConfig, *, embedded:
         graph_buckets=tuple(all_buckets(target.max_num_seqs, drafts)) if mode != "none" else (),
         kv=plan_kv(speculator, target, draft),
         num_threads=threads,
-        warm_up=("verify", *speculator.warm_up),
+        warm_up=("verify", *PROCESSORS, *speculator.warm_up),
     )

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rule:
-    """An acceptance rule as the configuration layer sees it; the rule itself is a file in ``samplers/``."""
+    """An acceptance rule as the configuration layer sees it; :mod:`ascend_spec_ops.verify` carries it out."""
 
     name: str
     lossless: bool
     """Whether output keeps the target's distribution."""
-    built: bool
-    """Whether the embedded engine has it."""
     in_vllm: bool
     """Whether vLLM has a word for it."""
+    needs_q: bool
+    """Whether it reads the distribution that drafts were drawn from."""
     options: tuple[str, ...] = ()
     """Fields that only this rule reads."""
     takes_trees: bool = False
@@ -26,14 +26,14 @@ RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
         Rule("standard", True, True, True, takes_trees=True, summary="token-by-token rejection sampling"),
-        Rule("block", True, False, True, summary="block verification: the drafts are judged together"),
+        Rule("block", True, True, True, summary="block verification: the drafts are judged together"),
         Rule(
-            "synthetic", False, False, True,
+            "synthetic", False, True, True,
             ("synthetic_acceptance_rates", "synthetic_acceptance_length"),
             summary="given acceptance rates, for load tests",
         ),
         Rule(
-            "fly", False, False, True,
+            "fly", False, True, True,
             ("fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k"),
             summary="entropy-gated deferred verification",
         ),

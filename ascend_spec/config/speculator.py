@@ -14,7 +14,7 @@ from ascend_spec.config.errors import Finding
 from ascend_spec.config.speculative import SpeculativeConfig
 from ascend_spec.config.target import TargetConfig
 
-Distribution = Literal["one-hot", "sampled"]
+Distribution = Literal["one-hot", "sampled", "unknown"]
 DraftModel = Literal["none", "required", "target"]
 
 
@@ -56,7 +56,9 @@ class SpeculatorConfig:
     proposes_draft_tokens: ClassVar[bool] = True
     proposes_tree: ClassVar[bool] = False
     draft_distributions: ClassVar[tuple[Distribution, ...]] = ("one-hot",)
-    """What its drafts can be drawn from."""
+    """What its drafts can be drawn from: deterministic, a distribution it gives, or one that nobody knows."""
+    shares_target_noise: ClassVar[bool] = False
+    """Its sampled drafts are drawn with the random numbers that the target's draw at their position takes."""
     warm_up: ClassVar[tuple[str, ...]] = ()
     """Operators that its drafter calls, to be compiled at start."""
     needs_host_tokens: ClassVar[bool] = False
@@ -122,7 +124,7 @@ class SpeculatorConfig:
     @property
     def draft_distribution(self) -> Distribution:
         wanted: Distribution = "sampled" if self.config.draft_sample_method == "probabilistic" else "one-hot"
-        return wanted if wanted in self.draft_distributions else "one-hot"
+        return wanted if wanted in self.draft_distributions else self.draft_distributions[0]
 
     # ---- hooks, in the order in which they are called
     @classmethod

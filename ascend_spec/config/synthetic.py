@@ -47,6 +47,12 @@ def check_synthetic(config: SpeculativeConfig) -> Iterator[Finding]:
         yield wrong("synthetic_acceptance_rates", list(rates), "numbers that do not increase")
 
 
+def conditional_rates(rates: tuple[float, ...]) -> tuple[float, ...]:
+    """Of each draft, given that those before it were accepted, from ``rates`` of all up to it."""
+    before = (1.0, *rates)
+    return tuple(rate / earlier if earlier else 0.0 for earlier, rate in zip(before, rates, strict=False))
+
+
 def synthetic_rates(config: SpeculativeConfig) -> tuple[float, ...]:
     """Unconditional rates by position, of a checked configuration.
 

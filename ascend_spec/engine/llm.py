@@ -16,10 +16,11 @@ import torch
 
 import ascend_spec_ops
 from ascend_spec.config import SpeculativeConfig
-from ascend_spec.drafters import create_drafter
+from ascend_spec.drafters import Drafter, create_drafter
 from ascend_spec.engine.block_manager import BlockManager
 from ascend_spec.engine.detokenizer import Detokenizer
 from ascend_spec.engine.outputs import append_tokens, finished_output, new_chunk
+from ascend_spec.engine.params import check_params
 from ascend_spec.engine.planning import check_before_loading, make_plan
 from ascend_spec.engine.pool import TokenPool, check_draft, trim_draft
 from ascend_spec.engine.protocol import SpecDecodeControl, decide_step, run_step
@@ -29,16 +30,18 @@ from ascend_spec.engine.request import (
     Request,
     RequestError,
     RequestOutput,
-    check_params,
     check_prompt,
     read_token_ids,
 )
 from ascend_spec.engine.scheduler import Scheduler
-from ascend_spec.engine.step import StepRunner, device_step
+from ascend_spec.engine.step import DeviceStep, StepRunner
+from ascend_spec.engine.words import bad_words_token_ids
 from ascend_spec.metrics import SpecDecodeMetrics
 from ascend_spec.models import CausalLM, load_tokenizer
 from ascend_spec.runtime import DeviceFacts, Eager, device_facts
 from ascend_spec.samplers import RejectionSampler
+from ascend_spec.samplers.grammar import Grammar, GrammarCompiler
+from ascend_spec.samplers.logprobs import TokenLogprobs, read_logprobs
 from ascend_spec.scorer import MQAScorer
 from ascend_spec.types import Draft, DraftBatch, SamplingParams, ScheduledRequest
 
@@ -122,23 +125,30 @@ class LLM:
                 "a drafter was given without speculative_config: add one, whose num_speculative_tokens says "
                 "how many drafts it may make"
             )
-        self.drafter = drafter or create_drafter(plan)
+        self.metrics = SpecDecodeMetrics()
+        self.drafter = drafter or self._load_drafter()
         ascend_spec_ops.limit_threads(plan.num_threads)
         ascend_spec_ops.warm_up(plan.warm_up, model.info.device)
         self.max_model_len = plan.target.max_model_len
         self.kv_caches = model.allocate_kv_cache(plan.kv.num_blocks, plan.kv.block_size)
-        self.metrics = SpecDecodeMetrics()
         self.blocks = BlockManager(plan.kv.num_blocks, plan.kv.block_size)
         self.scheduler = Scheduler(self.blocks, plan, self.metrics)
         self.pool = TokenPool(max_num_seqs, self.max_model_len, plan.kv.blocks_per_request, model.info.device)
         self.runner = StepRunner(
-            device_step(model, RejectionSampler(), self.kv_caches),
+            DeviceStep(
+                model,
+                RejectionSampler(plan.rule.name, plan.rule_options),
+                self.kv_caches,
+                self.pool.token_ids,
+            ),
             scorer(plan.kv.block_size, self.max_model_len, plan.num_speculative_tokens),
             self.pool,
             capturer or Eager(),
             plan,
+            model.info.vocab_size,
         )
         self.draft: Draft | None = None
+        self._grammars: GrammarCompiler | None = None  # made for the first request that needs it
         self._live: dict[str, _Live] = {}
         self._chunks: deque[tuple[Callback | None, OutputChunk]] = deque()  # not yet delivered
         self._request_ids = count()
@@ -218,12 +228,29 @@ class LLM:
             eos_token_ids=tuple(self.model.info.eos_token_ids),
             recompute_beyond=self.model.info.longrope_boundary,
             callback=callback,
+            bad_words_token_ids=bad_words_token_ids(self.tokenizer, params.bad_words),
+            grammar=self._grammar(params),
         )
         has_text = self.tokenizer is not None
         detokenizer = Detokenizer(self.tokenizer, token_ids, params.stop) if has_text else None
         self._live[request_id] = _Live(request, detokenizer)
         self.scheduler.add(request)
         return request_id
+
+    def _grammar(self, params: SamplingParams) -> Grammar | None:
+        if params.structured_outputs is None:
+            return None
+        info = self.model.info
+        try:
+            if self._grammars is None:
+                self._grammars = GrammarCompiler(self.tokenizer, info.vocab_size, info.eos_token_ids)
+            return self._grammars.compile(params.structured_outputs)
+        except ImportError:
+            raise RequestError(
+                "structured_outputs was given, which needs the package xgrammar: pip install xgrammar"
+            ) from None
+        except ValueError as error:
+            raise RequestError(str(error)) from error
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request; returns what it has so far, or None if there is no such request."""
@@ -271,6 +298,7 @@ class LLM:
             for request in self.scheduler.running:
                 request.known_to_drafter = False
             raise
+        logprobs = self._read_logprobs(scheduled)
         finished = []
         for item in scheduled:
             live = self._live[item.request_id]
@@ -278,6 +306,7 @@ class LLM:
                 live.request.num_computed_tokens += item.num_new_tokens
                 continue
             num_new = self._commit(live, item, next(rows))
+            live.request.logprobs += logprobs.get(item.request_id, [])[:num_new]
             self._chunks.append((live.request.callback, new_chunk(live.request, num_new, live.detokenizer)))
             if live.request.finish_reason is not None:
                 finished.append(self._finish(live))
@@ -362,18 +391,42 @@ class LLM:
         except Exception as error:
             if self.plan.config.ascend_spec.on_error == "raise":
                 raise
-            reason = f"drafter failed: {type(error).__name__}"
-            if reason not in self.metrics.fallbacks:
-                logger.warning("%s; this step has no drafts", reason, exc_info=True)
-            self.metrics.fallbacks[reason] += 1
+            self._drafter_failed(error)
         for request in self.scheduler.running:
             if request.slot in slots:
                 request.known_to_drafter = succeeded
+
+    def _read_logprobs(self, scheduled: Sequence[ScheduledRequest]) -> dict[str, list[TokenLogprobs]]:
+        """By request: of each of its rows, those that emitted nothing included."""
+        if self.runner.logprobs is None:
+            return {}
+        items = [item for item in scheduled if item.samples and item.params.logprobs is not None]
+        wanted = [item.params.logprobs or 0 for item in items for _ in range(item.num_drafts + 1)]
+        entries = iter(read_logprobs(self.runner.logprobs, wanted))
+        return {item.request_id: [next(entries) for _ in range(item.num_drafts + 1)] for item in items}
+
+    def _load_drafter(self) -> Drafter | None:
+        try:
+            return create_drafter(self.plan)
+        except Exception as error:
+            if self.plan.config.ascend_spec.on_error != "disable":
+                raise
+            self._drafter_failed(error)
+            return None
+
+    def _drafter_failed(self, error: Exception) -> None:
+        reason, what = f"drafter failed: {type(error).__name__}", "this step has no drafts"
+        if self.plan.config.ascend_spec.on_error == "disable":
+            self.drafter, what = None, "speculation is off from now on"
+        if reason not in self.metrics.fallbacks:
+            logger.warning("%s; %s", reason, what, exc_info=True)
+        self.metrics.fallbacks[reason] += 1
 
     def _commit(self, live: _Live, item: ScheduledRequest, row: list[int]) -> int:
         """Take over what the sampler emitted for one request; returns how many tokens it kept."""
         request, num_emitted = live.request, row[0]
         if num_emitted == 0:
+            self.metrics.num_non_finite_logits += 1
             request.finish_reason = "error"
             request.error = (
                 "the model gave logits that are not finite for this request; it was stopped, others go on: "

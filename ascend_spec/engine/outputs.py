@@ -16,6 +16,8 @@ def append_tokens(request: Request, tokens: Sequence[int], detokenizer: Detokeni
     for index, token in enumerate(tokens):
         accepted = index < len(tokens) - 1
         request.token_ids.append(token)
+        if request.grammar is not None:
+            request.grammar.accept(token)
         request.accepted.append(accepted)
         _check_stop(request, token, accepted, detokenizer)
         if request.finish_reason is not None:
@@ -61,6 +63,7 @@ def finished_output(request: Request, detokenizer: Detokenizer | None) -> Reques
         token_ids=tuple(request.output_token_ids),
         text=detokenizer.text if detokenizer is not None else None,
         accepted=tuple(request.accepted),
+        logprobs=None if request.params.logprobs is None else tuple(request.logprobs),
         finish_reason=request.finish_reason,
         stop_reason=request.stop_reason,
         error=request.error,

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from operator import index
-from typing import Literal
+from typing import Any, Literal
 
+from ascend_spec.samplers.logprobs import TokenLogprobs
 from ascend_spec.types import SamplingParams
-
-#: Least and largest temperature but 0: beyond, logits divided by it no longer fit float32.
-TEMPERATURES = (1e-6, 1e6)
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -53,6 +50,8 @@ class RequestOutput:
     """Without the stop string or the stop token; None when the engine has no tokenizer."""
     accepted: tuple[bool, ...] = ()
     """Whether each token of ``token_ids`` was a draft."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Of each token of ``token_ids``; None: not asked for."""
     finish_reason: FinishReason = "stop"
     stop_reason: int | str | None = None
     """The stop token id or stop string that ended it; None for end of sequence."""
@@ -73,8 +72,12 @@ class Request:
     recompute_beyond: int | None = None
     """With one token more than this, all K/V must be computed again: the model's rotary embedding changes."""
     callback: Callback | None = None
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    grammar: Any = None
+    """A :class:`ascend_spec.samplers.grammar.Grammar`; None: its output is free."""
     token_ids: list[int] = field(init=False)
     accepted: list[bool] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_computed_tokens: int = 0
     """Tokens whose K/V is in the cache. Rejected drafts roll back by not being counted here."""
     num_drafts: int = 0
@@ -164,30 +167,3 @@ def check_prompt(prompt: Sequence[int], vocab_size: int, max_model_len: int) -> 
         raise RequestError(
             f"the prompt holds token id {bad}; the model's ids are 0 to {vocab_size - 1}: use its tokenizer"
         )
-
-
-def check_params(params: SamplingParams, vocab_size: int, has_tokenizer: bool) -> None:
-    """Raises :class:`RequestError` for sampling parameters out of range."""
-    temperature, (low, high) = params.temperature, TEMPERATURES
-    if not (isinstance(temperature, Real) and (temperature == 0 or low <= temperature <= high)):
-        raise RequestError(f"temperature={temperature!r} was given; choose 0 (greedy) or {low:g} to {high:g}")
-    if not (isinstance(params.seed, Integral) or params.seed is None):
-        raise RequestError(f"seed={params.seed!r} was given; choose an integer, or None for any")
-    if not (isinstance(params.max_tokens, Integral) and params.max_tokens >= 1):
-        raise RequestError(f"max_tokens={params.max_tokens!r} was given; choose an integer, 1 or more")
-    if not (isinstance(params.min_tokens, Integral) and 0 <= params.min_tokens <= params.max_tokens):
-        raise RequestError(
-            f"min_tokens={params.min_tokens!r} was given; choose 0 to max_tokens={params.max_tokens}"
-        )
-    if not isinstance(params.stop_token_ids, tuple | list):
-        raise RequestError(f"stop_token_ids={params.stop_token_ids!r} was given; pass a tuple of token ids")
-    for token in params.stop_token_ids:
-        if not (isinstance(token, Integral) and 0 <= token < vocab_size):
-            raise RequestError(
-                f"stop token id {token!r} was given; the model's ids are 0 to {vocab_size - 1}"
-            )
-    stops = params.stop
-    if not (isinstance(stops, tuple | list) and all(isinstance(stop, str) and stop for stop in stops)):
-        raise RequestError(f"stop={params.stop!r} was given; pass a tuple of strings that are not empty")
-    if params.stop and not has_tokenizer:
-        raise RequestError("stop strings were given to an engine without a tokenizer: pass one to LLM")

@@ -118,6 +118,11 @@ class Scheduler:
             seed=request.seed,
             num_banned_rows=max(0, request.params.min_tokens - request.num_output_tokens),
             banned_token_ids=request.banned_token_ids,
+            params=request.params,
+            token_ids=request.token_ids,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            bad_words_token_ids=request.bad_words_token_ids,
+            grammar=request.grammar,
             speculation_disabled=request.speculation_disabled,
         )
 

@@ -27,6 +27,13 @@ def refill(buffers: Plan, plan: Plan) -> Plan:
     return _map_tensors(buffers, plan, _copy)
 
 
+def shapes(plan: Any) -> tuple[Any, ...] | None:
+    """Of the tensors of a plan, by place; plans of different shapes cannot share buffers."""
+    if not is_dataclass(plan):
+        return tuple(plan.shape) if isinstance(plan, torch.Tensor) else None
+    return tuple(shapes(getattr(plan, field.name)) for field in fields(plan))
+
+
 def _copy(buffer: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor:
     if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
         have = None if buffer is None else (list(buffer.shape), buffer.dtype)

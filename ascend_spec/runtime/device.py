@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 GIB = 1 << 30
@@ -52,26 +53,29 @@ def kv_cache_budget(device: torch.device) -> int:
     return int(0.8 * free)  # the rest is for activations and for other buffers
 
 
+Values = Sequence | np.ndarray
+
+
 @dataclass(frozen=True)
 class Upload:
     """Makes tensors on ``device`` from host numbers, without waiting for the device."""
 
     device: torch.device
 
-    def _tensor(self, values: Sequence, dtype: torch.dtype) -> torch.Tensor:
+    def _tensor(self, values: Values, dtype: torch.dtype) -> torch.Tensor:
         tensor = torch.tensor(values, dtype=dtype)
         if self.device.type == "cpu":
             return tensor
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
-    def bool(self, values: Sequence) -> torch.Tensor:
+    def bool(self, values: Values) -> torch.Tensor:
         return self._tensor(values, torch.bool)
 
-    def int32(self, values: Sequence) -> torch.Tensor:
+    def int32(self, values: Values) -> torch.Tensor:
         return self._tensor(values, torch.int32)
 
-    def int64(self, values: Sequence) -> torch.Tensor:
+    def int64(self, values: Values) -> torch.Tensor:
         return self._tensor(values, torch.int64)
 
-    def float32(self, values: Sequence) -> torch.Tensor:
+    def float32(self, values: Values) -> torch.Tensor:
         return self._tensor(values, torch.float32)

@@ -1,4 +1,4 @@
-"""Rules that judge drafts: one file a rule."""
+"""Judging drafts: what a step calls, and the audit of its law."""
 
 from ascend_spec.samplers.rejection import RejectionSampler
 

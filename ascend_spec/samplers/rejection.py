@@ -1,4 +1,4 @@
-"""The standard rule: greedy match, or rejection sampling. Lossless."""
+"""The sampler of a step: an acceptance rule where there are drafts, an ordinary draw where there are none."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from ascend_spec.types import SpecDecodeMetadata
 
 
 class RejectionSampler:
-    """Rejection sampling of Leviathan et al. (arXiv 2211.17192) and Chen et al. (arXiv 2302.01318).
+    """Judge drafts by one of the rules of :func:`ascend_spec_ops.verify`.
 
     Requests without drafts get an ordinary draw from the same noise, so that this is the only sampler.
+
+    Args:
+        rule: its name.
+        rule_options: its numbers; see :func:`ascend_spec_ops.verify`.
     """
 
-    name = "standard"
-    lossless = True
+    def __init__(self, rule: str = "standard", rule_options: tuple[float, ...] = ()) -> None:
+        self.rule, self.rule_options = rule, rule_options
 
     def __call__(
         self,
@@ -47,4 +51,6 @@ class RejectionSampler:
             metadata.max_spec_len,
             metadata.draft_logits,
             metadata.draft_temperature,
+            rule=self.rule,
+            rule_options=self.rule_options,
         )

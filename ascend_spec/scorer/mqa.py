@@ -67,7 +67,7 @@ class MQAScorer:
             chunk = self._prefill_rows(requests[num_decodes:], token_ids, block_table, device)
             pairs = zip((input_ids, positions, slot_mapping), chunk, strict=True)
             input_ids, positions, slot_mapping = (torch.cat(pair) for pair in pairs)
-        plan = StepPlan(
+        return StepPlan(
             input_ids=input_ids,
             positions=positions,
             attention=_attention_metadata(requests, counts, tables, slot_mapping, device),
@@ -77,7 +77,6 @@ class MQAScorer:
             sample_positions=device.int64([request.num_tokens for request, _ in sampled]),
             slots=device.int64([request.slot for request, _ in sampled]),
         )
-        return _ban_tokens(plan, sampled, device)
 
     def _decode_rows(self, requests, spec, token_ids, tables, slots, device):  # type: ignore[no-untyped-def]
         """Rows ``[last token, drafts]`` of the requests that decode, from device tensors."""
@@ -176,17 +175,3 @@ def _attention_metadata(
         max_query_len=max(query_lens),
         num_tokens=device.int32([r.num_tokens for r in requests]),
     )
-
-
-def _ban_tokens(plan: StepPlan, sampled: Sequence[tuple[ScheduledRequest, int]], device: Upload) -> StepPlan:
-    """min_tokens: in a request's first rows its end-of-sequence and stop tokens may not be drawn."""
-    width = max((len(r.banned_token_ids) for r, _ in sampled if r.num_banned_rows), default=0)
-    if width == 0:
-        return plan
-    ids, bias = [], []
-    for request, count in sampled:
-        for row in range(count + 1):
-            banned = request.banned_token_ids if row < request.num_banned_rows else ()
-            ids.append([*banned, *[0] * (width - len(banned))])
-            bias.append([float("-inf")] * len(banned) + [0.0] * (width - len(banned)))
-    return replace(plan, banned_token_ids=device.int64(ids), banned_bias=device.float32(bias))

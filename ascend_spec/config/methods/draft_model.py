@@ -13,6 +13,7 @@ class DraftModelSpeculatorConfig(SpeculatorConfig):
     model = "required"
     supported_options = frozenset({"use_heterogeneous_vocab", "ascend_spec.heterogeneous_vocab_method"})
     draft_distributions = ("one-hot", "sampled")
+    shares_target_noise = True
     uses_draft_kv_cache = True
     draft_has_own_vocab = True
 

@@ -14,6 +14,7 @@ class HiddenStateConfig(SpeculatorConfig):
 
     model: ClassVar[DraftModel] = "required"
     draft_distributions = ("one-hot", "sampled")
+    shares_target_noise = True
     uses_target_hidden_states = True
     uses_draft_kv_cache = True
     shares_target_positions = True

@@ -8,6 +8,7 @@ from ascend_spec.config.speculator import SpeculatorConfig
 class SelfSpeculativeConfig(SpeculatorConfig):
     method = "self_speculative"
     draft_distributions = ("one-hot", "sampled")
+    shares_target_noise = True
 
     @classmethod
     def default_model(cls, config, target):

@@ -1,0 +1,286 @@
+"""Sampling parameters under speculation: each token is drawn as if tokens were decoded one at a time."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise, product
+
+import pytest
+import torch
+from engine_fixtures import TINY_VOCAB, FunctionDrafter, half_right, oracle, tiny_llama, tiny_model
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+import ascend_spec.samplers.processors as processors
+from ascend_spec.engine import LLM, RequestError
+from ascend_spec.runtime import DeviceFacts, Recorder
+from ascend_spec.types import SamplingParams, StructuredOutputsParams
+
+PROMPTS = [[1, 2, 3, 4] * 4, [5, 6], [8, 9, 10] * 5, list(range(20, 37)), [3] * 5]
+LETTERS = (string.ascii_lowercase + " " + string.digits + '{}[]":,.-' + string.ascii_uppercase)[
+    : TINY_VOCAB - 2
+]
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=14, seed=5)
+
+
+def add_to_last(bias: float, output: list[int], logits: torch.Tensor) -> torch.Tensor:
+    """Depends on the token before: what a row sees of the drafts matters."""
+    if output:
+        logits[(output[-1] + 1) % TINY_VOCAB] += bias
+    return logits
+
+
+def forbid_prompt(prompt: list[int], output: list[int], logits: torch.Tensor) -> torch.Tensor:
+    logits[prompt] = float("-inf")
+    return logits
+
+
+CASES = {
+    "plain": {},
+    "top_k": {"top_k": 3},
+    "top_p": {"top_p": 0.6},
+    "min_p": {"min_p": 0.2},
+    "cuts": {"top_k": 9, "top_p": 0.8, "min_p": 0.05, "temperature": 1.7},
+    "repetition": {"repetition_penalty": 1.8},
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"frequency_penalty": 1.1},
+    "penalties": {"repetition_penalty": 0.8, "presence_penalty": -0.7, "frequency_penalty": 0.9, "top_p": 0.9},
+    "logit_bias": {"logit_bias": {3: 4.0, 11: -100.0}},
+    "allowed": {"allowed_token_ids": (1, 2, 3, 31, 32, 63)},
+    "bad_words": {"bad_words": ("7", *map("".join, product(string.ascii_lowercase, repeat=2)))},
+    "min_tokens": {"min_tokens": 5, "stop_token_ids": tuple(range(0, TINY_VOCAB, 2))},
+    "processor": {"logits_processors": (partial(add_to_last, 6.0),)},
+    "processor of the prompt": {"logits_processors": (forbid_prompt, partial(add_to_last, 3.0))},
+    "regex": {"structured_outputs": StructuredOutputsParams(regex="[a-f]{2}( [0-9]{3})+")},
+    "choice": {"structured_outputs": StructuredOutputsParams(choice=("abc", "abd 1", "zz"))},
+    "all": {
+        "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.3, "logit_bias": {7: 1.0}, "bad_words": ("ab", "c"),
+        "logits_processors": (partial(add_to_last, 2.0),), "frequency_penalty": 0.3,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """One token a letter; the last id ends a text."""
+    vocab = {letter: i for i, letter in enumerate(LETTERS)} | {"<unk>": 62, "</s>": 63}
+    fast = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
+    fast.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="</s>", unk_token="<unk>")
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = tiny_model()
+    model.info = replace(model.info, eos_token_ids=(63,))
+    return model
+
+
+def speculative(k: int, rule: str) -> dict:
+    return {"method": "ngram", "num_speculative_tokens": k, "ascend_spec": {"rejection_sample_method": rule}}
+
+
+def params_of(case: str, temperature: float) -> SamplingParams:
+    params = replace(SAMPLED, **CASES[case])
+    return params if temperature else replace(params, temperature=0.0)
+
+
+def generate(llm: LLM, params: SamplingParams) -> list[list[int]]:
+    outputs = llm.generate(PROMPTS, [replace(params, seed=params.seed + i) for i in range(len(PROMPTS))])
+    assert [output.error for output in outputs] == [None] * len(PROMPTS)
+    return [list(output.token_ids) for output in outputs]
+
+
+def compare(model, tokenizer, case: str, temperature: float, **options) -> LLM:
+    """With drafts that are partly right, the text must be that of plain decoding."""
+    params = params_of(case, temperature)
+    plain = generate(LLM(model, tokenizer=tokenizer), params)
+    texts = [prompt + tokens for prompt, tokens in zip(PROMPTS, plain, strict=True)]
+    rule = "coupled" if temperature else "standard"
+    llm = LLM(
+        model, tokenizer=tokenizer, speculative_config=speculative(3, rule),
+        drafter=half_right(texts, 3, TINY_VOCAB), **options,
+    )  # fmt: skip
+    assert generate(llm, params) == plain
+    assert 0 < llm.metrics.num_accepted_tokens < llm.metrics.num_draft_tokens
+    return llm
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("case", CASES)
+def test_text_is_that_of_plain_decoding(model, tokenizer, case, temperature):
+    compare(model, tokenizer, case, temperature)
+
+
+@pytest.mark.parametrize(
+    "case", ["plain", "cuts", "penalties", "bad_words", "min_tokens", "allowed", "regex"]
+)
+def test_captured_steps_too(model, tokenizer, case):
+    facts = DeviceFacts(block_size=4, host_readable=False, static_shapes=True)
+    recorder = Recorder()
+    compare(model, tokenizer, case, 1.0, facts=facts, capturer=recorder)
+    assert (recorder.num_replays > 0) == (case != "regex")  # whose masks are made on the host
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "plain"])
+def test_the_parameters_do_something(model, tokenizer, case):
+    plain = generate(LLM(model, tokenizer=tokenizer), SAMPLED)
+    assert generate(LLM(model, tokenizer=tokenizer), params_of(case, 1.0)) != plain
+
+
+def test_what_is_forbidden_never_comes(model, tokenizer):
+    oracle_of = FunctionDrafter(lambda history, wanted: [(history[-1] + 1) % TINY_VOCAB] * wanted, 3)
+    llm = LLM(model, tokenizer=tokenizer, speculative_config=speculative(3, "standard"), drafter=oracle_of)
+    allowed = set(CASES["allowed"]["allowed_token_ids"])
+    for tokens in generate(llm, params_of("allowed", 1.0)):
+        assert set(tokens) <= allowed
+    for tokens in generate(llm, params_of("bad_words", 1.0)):
+        assert LETTERS.index("7") not in tokens
+        assert not any(before < 26 and after < 26 for before, after in pairwise(tokens))
+    for output in llm.generate(PROMPTS, replace(params_of("regex", 1.0), max_tokens=30)):
+        assert set(output.text[:2]) <= set("abcdef")
+    for output in llm.generate(PROMPTS, params_of("choice", 1.0)):
+        assert (output.text, output.finish_reason) in [
+            (t, "stop") for t in CASES["choice"]["structured_outputs"].choice
+        ]
+
+
+# ------------------------------------------------------------------------------------------------ logprobs
+@pytest.mark.parametrize("case", ["plain", "cuts", "penalties", "regex"])
+def test_logprobs_are_those_of_the_model(model, tokenizer, case):
+    params = replace(params_of(case, 1.0), logprobs=3)
+    plain = LLM(model, tokenizer=tokenizer).generate(PROMPTS, params)
+    texts = [[*o.prompt_token_ids, *o.token_ids] for o in plain]
+    llm = LLM(
+        model, tokenizer=tokenizer, speculative_config=speculative(3, "coupled"),
+        drafter=half_right(texts, 3, TINY_VOCAB),
+    )  # fmt: skip
+    for one, other, text in zip(plain, llm.generate(PROMPTS, params), texts, strict=True):
+        assert one.token_ids == other.token_ids
+        with torch.inference_mode():
+            rows = tiny_llama()(torch.tensor([text])).logits[0].log_softmax(-1)
+        for output in (one, other):
+            assert len(output.logprobs) == len(output.token_ids)
+            for place, (token, entry) in enumerate(zip(output.token_ids, output.logprobs, strict=True)):
+                row = rows[len(output.prompt_token_ids) + place - 1]
+                assert len(entry) in (3, 4)
+                assert entry[token].logprob == pytest.approx(float(row[token]), abs=1e-4)
+                assert entry[token].rank == int((row >= row[token]).sum())
+                assert set(row.topk(3).indices.tolist()) <= set(entry)
+
+
+def test_only_those_who_ask_get_logprobs(model, tokenizer):
+    params = [replace(SAMPLED, logprobs=n, seed=i) for i, n in enumerate((None, 0, 2, None, 5))]
+    outputs = LLM(model, tokenizer=tokenizer, speculative_config=speculative(2, "standard")).generate(
+        PROMPTS, params
+    )
+    for output, given in zip(outputs, params, strict=True):
+        if given.logprobs is None:
+            assert output.logprobs is None
+        else:
+            sizes = {len(entry) for entry in output.logprobs}
+            assert sizes <= {max(1, given.logprobs), given.logprobs + 1}
+
+
+# ----------------------------------------------------------------------------------------- bad input
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"top_k": -2}, "top_k=-2 was given; choose an integer, 1 or more, or 0 or -1"),
+        ({"top_p": 0.0}, "top_p=0.0 was given; choose a number above 0, at most 1"),
+        ({"top_p": float("nan")}, "top_p=nan was given"),
+        ({"min_p": 1.5}, "min_p=1.5 was given; choose a number from 0 to 1"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty=0.0 was given; choose a number above 0"),
+        ({"presence_penalty": 3}, "choose a number from -2 to 2"),
+        ({"frequency_penalty": "a"}, "frequency_penalty='a' was given"),
+        ({"logprobs": 21}, "logprobs=21 was given; choose an integer from 0 to 20"),
+        ({"logprobs": True}, "logprobs=True was given"),
+        ({"logit_bias": {64: 1.0}}, "pass a dict from token ids, 0 to 63"),
+        ({"logit_bias": {1: float("inf")}}, "to numbers from -100 to 100"),
+        ({"allowed_token_ids": ()}, "at least one of the model's ids"),
+        ({"allowed_token_ids": (-1,)}, "at least one of the model's ids"),
+        ({"bad_words": ("",)}, "pass a tuple of strings that are not empty"),
+        ({"bad_words": "word"}, "pass a tuple of strings"),
+        ({"logits_processors": ("x",)}, "pass a tuple of callables"),
+        ({"structured_outputs": StructuredOutputsParams()}, "with nothing; give exactly one of"),
+        (
+            {"structured_outputs": StructuredOutputsParams(regex="a", choice=("b",))},
+            "with regex, choice; give exactly",
+        ),
+        (
+            {"structured_outputs": StructuredOutputsParams(regex="(")},
+            "structured_outputs.regex cannot be compiled",
+        ),
+        (
+            {"structured_outputs": StructuredOutputsParams(json="{")},
+            "structured_outputs.json cannot be compiled",
+        ),
+    ],
+)
+def test_bad_parameters_are_refused(model, tokenizer, changes, message):
+    with pytest.raises(RequestError) as caught:
+        LLM(model, tokenizer=tokenizer).add_request([1, 2], replace(SAMPLED, **changes))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("case", ["bad_words", "regex"])
+def test_words_need_a_tokenizer(model, case):
+    with pytest.raises(RequestError, match="an engine without a tokenizer"):
+        LLM(model).add_request([1, 2], params_of(case, 1.0))
+
+
+# ------------------------------------------------------------------------------------------------ mutants
+class NoDraftsSeen:
+    """Penalties at row ``i`` leave out the drafts before it."""
+
+    def __init__(self, ops):
+        self.ops = ops
+
+    def __getattr__(self, name):
+        return getattr(self.ops, name)
+
+    def apply_penalties(self, logits, token_ids, slots, prompt, num_tokens, drafts, *rest):
+        self.ops.apply_penalties(
+            logits, token_ids, slots, prompt, num_tokens, torch.full_like(drafts, -1), *rest
+        )
+
+
+def without_drafts(plan, todo, token_ids, count):
+    return tokens_before(
+        plan, replace(todo, row_offsets=torch.zeros_like(todo.row_offsets)), token_ids, count
+    )
+
+
+tokens_before = processors._tokens_before
+MUTANTS = {
+    "34: penalties without drafts": (
+        "penalties", partial(setattr, processors, "ascend_spec_ops", NoDraftsSeen(processors.ascend_spec_ops)),
+    ),
+    "bad words without drafts": (
+        "bad_words", partial(setattr, processors, "_tokens_before", without_drafts),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(model, tokenizer, name, monkeypatch):
+    case, mutate = MUTANTS[name]
+    monkeypatch.setattr(processors, "ascend_spec_ops", processors.ascend_spec_ops)  # restored afterwards
+    monkeypatch.setattr(processors, "_tokens_before", tokens_before)
+    mutate()
+    with pytest.raises(AssertionError):
+        compare(model, tokenizer, case, 1.0)
+
+
+def test_greedy_text_with_an_oracle_is_all_drafts(model, tokenizer):
+    """A processor that made drafts and target disagree would cost acceptance and show nowhere else."""
+    params = params_of("penalties", 0.0)
+    plain = generate(LLM(model, tokenizer=tokenizer), params)
+    texts = [prompt + tokens for prompt, tokens in zip(PROMPTS, plain, strict=True)]
+    llm = LLM(
+        model, tokenizer=tokenizer, speculative_config=speculative(4, "standard"), drafter=oracle(texts, 4)
+    )
+    assert generate(llm, params) == plain
+    assert llm.metrics.acceptance_rate == 1.0
