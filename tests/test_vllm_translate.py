@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from config_fixtures import LLAMA
 
-from ascend_spec.config import ConfigError
+from ascend_spec.config import ConfigError, SpeculativeConfig
+from ascend_spec.vllm import translate
 from ascend_spec.vllm.attach import runner_kind
-from ascend_spec.vllm.translate import plan_for
-from ascend_spec.vllm.v1 import SeamError
+from ascend_spec.vllm.seams import SeamError
+from ascend_spec.vllm.translate import keeps_stock_rule, plan_for
+from ascend_spec.vllm.v1 import V1Adapter
 
 
 def fake_vllm_config(
@@ -45,8 +47,14 @@ def fake_vllm_config(
     )  # fmt: skip
 
 
-def plan(device: str = "npu", additional: dict[str, Any] | None = None, **speculative: Any):
-    return plan_for(fake_vllm_config(device, additional, **speculative), {}, "v1")
+def plan(
+    device: str = "npu",
+    additional: dict[str, Any] | None = None,
+    options: dict[str, Any] | None = None,
+    runner: str = "v1",
+    **speculative: Any,
+):
+    return plan_for(fake_vllm_config(device, additional, **speculative), options or {}, runner)
 
 
 def test_a_plain_configuration_passes_on_both():
@@ -77,7 +85,155 @@ def test_what_ascend_would_run_otherwise_is_refused(additional, speculative, fie
     assert plan("cpu", additional, **speculative).num_speculative_tokens >= 4
 
 
+def test_an_int8_kv_cache_is_refused_on_ascend():
+    """vllm-ascend's attention for it takes one query row a request; the attribute is of its quantisation config."""
+    for device, c8, is_refused in (("npu", True, True), ("npu", False, False), ("cpu", True, False)):
+        config = fake_vllm_config(device)
+        config.quant_config = SimpleNamespace(enable_c8_quant=c8)
+        if not is_refused:
+            assert plan_for(config, {}, "v1").num_speculative_tokens == 4
+            continue
+        with pytest.raises(ConfigError, match=r"KV cache is int8 \(C8\)") as caught:
+            plan_for(config, {}, "v1")
+        assert [finding.field for finding in caught.value.findings] == ["quantization"]
+
+
 def test_a_runner_of_310p_is_refused_by_name():
     runner = type("NPUModelRunner310", (), {"_sample": None, "input_batch": None})()
     with pytest.raises(SeamError, match="310P, which has no Triton"):
         runner_kind(runner)
+
+
+def test_a_runner_that_is_neither_is_named():
+    with pytest.raises(SeamError, match=r"GPUModelRunner is none .* neither _sample and input_batch \(V1\)"):
+        runner_kind(type("GPUModelRunner", (), {"_sample": None})())
+
+
+@pytest.mark.parametrize(
+    ("runner", "speculative", "field"),
+    [
+        ("v2", {"method": "suffix", "model": "suffix"}, "method"),
+        ("v2", {"method": "custom_class", "model": "package.Drafter"}, "method"),
+        ("v2", {"method": "eagle", "model": "org/head", "parallel_drafting": True}, "parallel_drafting"),
+        (
+            "v2",
+            {"method": "draft_model", "model": "org/draft", "use_heterogeneous_vocab": True},
+            "use_heterogeneous_vocab",
+        ),
+        ("v1", {"method": "dspark", "model": "org/head"}, "method"),
+        (
+            "v1",
+            {"method": "draft_model", "model": "org/draft", "enable_adaptive_verification": True},
+            "enable_adaptive_verification",
+        ),
+    ],
+)
+def test_what_only_the_other_runner_has_is_refused(runner, speculative, field):
+    with pytest.raises(ConfigError) as caught:
+        plan("cpu", runner=runner, **speculative)
+    other = {"v1": "V2", "v2": "V1"}[runner]
+    said = [each.message for each in caught.value.findings if each.field == field]
+    assert any(f"its {other} runner does" in message for message in said), caught.value
+    for each in ("v1", "v2"):
+        if each != runner:
+            refused = ""
+            try:
+                plan("cpu", runner=each, **speculative)
+            except ConfigError as error:
+                refused = str(error)
+            assert "model runner does not have" not in refused
+
+
+def test_ngram_gpu_stays_vllms_on_v1():
+    """V1 keeps that drafter's history in tensors of the runner; ours is used with the method ngram."""
+    chosen = plan("cpu", method="ngram_gpu", model="ngram_gpu")
+    runner = SimpleNamespace(drafter=SimpleNamespace(propose=None), device="cpu")
+    adapter = V1Adapter(runner, chosen)
+    assert adapter.drafter.startswith("vLLM's own")
+    assert "ours drafts with method ngram" in adapter.drafter
+    assert runner.drafter.propose is None
+
+
+SYNTHETIC = {"synthetic_acceptance_rates": [0.5] * 4}
+#: a rule that we don't have, the runner, and whether that runner of vLLM's carries it out
+STOCK = [
+    ("synthetic", "cpu", "v1", True), ("synthetic", "cpu", "v2", True), ("synthetic", "npu", "v1", False),
+    ("fly", "cpu", "v1", True), ("fly", "cpu", "v2", True), ("fly", "npu", "v1", False),
+    ("block", "cpu", "v1", False), ("block", "cpu", "v2", True), ("block", "npu", "v2", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "device", "runner", "has_it"), STOCK)
+def test_a_rule_stays_with_a_runner_that_has_it(rule, device, runner, has_it, monkeypatch):
+    """Elsewhere vLLM would quietly run another one. By our name it is not asked of vLLM, so it is refused."""
+    monkeypatch.setattr(translate, "OUR_RULES", {"v1": ("standard",), "v2": ("standard",)})
+    extra = SYNTHETIC if rule == "synthetic" else {}
+    asked = {"rejection_sample_method": rule, **extra}
+    if has_it:
+        assert keeps_stock_rule(plan(device, runner=runner, **asked))
+    else:
+        with pytest.raises(ConfigError) as caught:
+            plan(device, runner=runner, **asked)
+        said = caught.value.findings[0].message
+        assert f"'rejection_sample_method' was given as '{rule}'" in said
+        assert ("vLLM's V2 runner, which has that rule" in said) == (device == "cpu")
+    with pytest.raises(ConfigError, match=r"'ascend_spec.rejection_sample_method' was given as") as caught:
+        plan(device, options={"rejection_sample_method": rule}, runner=runner, **extra)
+    assert (f"set vLLM's own field to '{rule}'" in str(caught.value)) == has_it
+
+
+def test_a_rule_of_ours_is_not_left_to_vllm(monkeypatch):
+    monkeypatch.setattr(translate, "OUR_RULES", {"v1": ("standard", "block"), "v2": ("standard",)})
+    assert not keeps_stock_rule(plan("npu", rejection_sample_method="block"))
+    assert not keeps_stock_rule(plan("cpu", options={"rejection_sample_method": "block"}))
+    assert keeps_stock_rule(plan("cpu", runner="v2", rejection_sample_method="block"))
+
+
+#: names that another package has registered with vLLM
+FOREIGN = {
+    "quantization": "int3-of-somebody",
+    "moe_backend": "somebodys",
+    "attention_backend": SimpleNamespace(name="SOMEBODYS_ATTN"),
+    "kv_cache_dtype": "fp3",
+    "draft_load_config": SimpleNamespace(load_format="somebodys"),
+}
+
+
+def test_what_vllm_has_judged_is_not_judged_again(monkeypatch):
+    assert set(FOREIGN) == set(translate.VLLM_JUDGES) <= set(SpeculativeConfig.model_fields)
+    draft = {"method": "draft_model", "model": "org/draft"}
+    for name, value in FOREIGN.items():
+        assert plan("cpu", **draft, **{name: value}).num_speculative_tokens == 4
+    monkeypatch.setattr(translate, "VLLM_JUDGES", ())
+    for name, value in FOREIGN.items():
+        if name != "kv_cache_dtype":  # of which our configuration layer has no list
+            with pytest.raises(ConfigError, match=name):
+                plan("cpu", **draft, **{name: value})
+
+
+# ---- our attention
+ATTENTION = {"mqa_attention": True}
+
+
+def test_our_attention_is_off_unless_asked_for():
+    assert not plan("cpu").config.ascend_spec.mqa_attention
+    assert plan("cpu", options=ATTENTION).config.ascend_spec.mqa_attention
+    assert plan("cuda", options=ATTENTION).config.ascend_spec.mqa_attention
+
+
+@pytest.mark.parametrize(
+    ("device", "said"), [("npu", "take 15 drafts a request"), ("xpu", "for CPU and CUDA, not for 'xpu'")]
+)
+def test_our_attention_is_refused_by_device(device, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        plan(device, options=ATTENTION)
+    assert "'ascend_spec.mqa_attention' was given as True" in str(refused.value)
+    assert plan(device)  # without it
+
+
+def test_our_attention_is_refused_where_keys_are_divided():
+    config = fake_vllm_config("cuda")
+    config.parallel_config.decode_context_parallel_size = 2
+    with pytest.raises(ConfigError, match="decode_context_parallel_size=2"):
+        plan_for(config, ATTENTION, "v1")
+    assert plan_for(config, {}, "v1")

@@ -35,6 +35,7 @@ def case(
     *passes: dict[str, Any],
     plugin: bool = True,
     changes: Sequence[str] = (),
+    options: dict[str, Any] | None = None,
     **engine: Any,
 ) -> dict[str, Any]:
     """One engine; ``passes`` are greedy decoding if none are given."""
@@ -42,7 +43,7 @@ def case(
     if speculative_config is not None:
         arguments["speculative_config"] = speculative_config
     if plugin:
-        arguments["additional_config"] = {"ascend_spec": {}}
+        arguments["additional_config"] = {"ascend_spec": options or {}}
     return {"engine": arguments, "passes": list(passes or [GREEDY]), "changes": list(changes)}
 
 
@@ -89,8 +90,13 @@ def lookup(history: list[int]) -> list[int]:
 
 def check_looked_up(answer: Answer) -> None:
     """Drafts are those of the history as it stood, by the log of ``drafts_in_the_log``."""
+    found = proposals(answer)
+    assert len(found) > 20
+    assert all(drafts == lookup(history) for history, drafts in found)
+
+
+def proposals(answer: Answer) -> list[tuple[list[int], list[int]]]:
+    """Histories and what was proposed for them, by the log of ``drafts_in_the_log``."""
     assert "error" not in answer, answer
     lines = [line.removeprefix("drafts ") for line in answer["log"] if line.startswith("drafts ")]
-    proposals = list(map(json.loads, lines))
-    assert len(proposals) > 20
-    assert all(drafts == lookup(history) for history, drafts in proposals)
+    return [json.loads(line) for line in lines]

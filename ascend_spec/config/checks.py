@@ -199,8 +199,8 @@ def _check_rule_fits(speculator: SpeculatorConfig) -> Iterator[Finding]:
         others = quoted(known.name for known in RULES.values() if not known.needs_q)
         yield Finding(
             "rejection_sample_method",
-            f"The rule {rule.name!r} reads the distribution that drafts were drawn from, which method {name!r} does not "
-            f"know; the rules that don't are {others}. Change the rule or the method.",
+            f"The rule {rule.name!r} reads the distribution that drafts were drawn from, which method {name!r} does "
+            f"not know; the rules that don't are {others}. Change the rule or the method.",
         )
     if (
         rule.name == "coupled"

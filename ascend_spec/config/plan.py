@@ -22,7 +22,6 @@ from ascend_spec.config.speculator import SpeculatorConfig
 from ascend_spec.config.synthetic import conditional_rates, synthetic_rates
 from ascend_spec.config.target import TargetConfig
 
-
 #: operators that requests' sampling parameters call
 PROCESSORS = ("filter_logits", "apply_penalties", "apply_token_bitmask")
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from ascend_spec.config import Plan
+from ascend_spec.vllm import ranks
+from ascend_spec.vllm.attention import replace_attention
+from ascend_spec.vllm.seams import SeamError
 from ascend_spec.vllm.translate import plan_for
-from ascend_spec.vllm.v1 import SeamError, V1Adapter
+from ascend_spec.vllm.v1 import V1Adapter
 from ascend_spec.vllm.workarounds import keep_openmp_threads, override_kernels_once
 
 logger = logging.getLogger("vllm.ascend_spec")
@@ -17,24 +21,39 @@ def attach(worker: Any, options: Any) -> None:
 
     Raises:
         ConfigError: options or carrier that cannot be honoured.
+        RankMismatchError: other ranks have another version of this package or another plan.
         SeamError: a vLLM whose runner is not one we know.
     """
     from vllm.platforms import current_platform
 
-    _tell(override_kernels_once(current_platform))
+    override_kernels_once(current_platform, done=True)
     _tell(keep_openmp_threads())
+    world = ranks.world(worker.vllm_config.parallel_config)
+    ranks.require_same_version(world)
     runner = worker.model_runner
     kind = runner_kind(runner)
     plan = plan_for(worker.vllm_config, options, kind)
+    ranks.require_same_plan(world, plan)
     for warning in plan.warnings:
         logger.warning("ascend-spec: %s", warning.message)
     runner.ascend_spec = adapter = _adapter(kind)(runner, plan)
+    if ours := plan.config.ascend_spec.mqa_attention:
+        replace_attention(runner, plan)
     _tell(keep_openmp_threads())  # what was compiled for the adapter may have started Numba's pool
     logger.info(
-        "ascend-spec is attached to %s: method %s with K = %d, rule %s (%s); drafter: %s; sampler: %s",
+        "ascend-spec is attached to %s: method %s with K = %d, rule %s (%s); drafter: %s%s; sampler: %s; "
+        "attention: %s",
         type(runner).__name__, plan.name, plan.num_speculative_tokens, plan.rule.name,
-        "lossless" if plan.rule.lossless else "lossy", adapter.drafter, adapter.sampler,
+        "lossless" if plan.rule.lossless else "lossy", adapter.drafter, _weights(adapter, plan), adapter.sampler,
+        "ours, where drafts are judged" if ours else "vLLM's own",
     )  # fmt: skip
+
+
+def _weights(adapter: Any, plan: Plan) -> str:
+    """No drafter of ours stands in for one with weights, so what vLLM loads is what drafts."""
+    if plan.draft_model is None or adapter.drafter == "none":
+        return ""
+    return f", with the weights of {plan.draft_model.model}"
 
 
 def _tell(workaround: str | None) -> None:

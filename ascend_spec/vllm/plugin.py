@@ -6,11 +6,14 @@ called again, never raises, and imports neither numba nor a device.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
 import os
+import sys
 from difflib import get_close_matches
+from importlib.metadata import entry_points
 from typing import Any
 
 #: under vLLM's own logger, whose handler the operator has configured
@@ -21,6 +24,8 @@ KEY = "ascend_spec"
 SWITCH = "ASCEND_SPEC_DISABLE"
 #: the one place that is wrapped: after it a worker's runner and drafter exist, and no model is loaded yet
 SEAM = "vllm.v1.worker.worker_base:WorkerWrapperBase.init_device"
+#: vLLM's registry of methods, which its main branch has after 0.33
+REGISTRY = "register_speculative_method"
 
 
 def switched_off() -> bool:
@@ -31,6 +36,7 @@ def register() -> None:
     """Wrap :data:`SEAM`, once a process. A vLLM without it keeps its own speculation, and the log says so."""
     if switched_off():
         return
+    _tell_of_platform()
     module, _, path = SEAM.partition(":")
     owner_name, _, name = path.partition(".")
     try:
@@ -43,6 +49,42 @@ def register() -> None:
         return
     if not hasattr(original, "ascend_spec_original"):
         setattr(owner, name, _wrapped(original))
+    _mend_platform()
+    _tell_of_registry()
+    with contextlib.suppress(Exception):  # metrics are no reason not to start
+        from ascend_spec.vllm.metrics import expose
+
+        expose()
+
+
+def _tell_of_registry() -> None:
+    """Methods of ours that vLLM has no word for belong there, once one of them is built for vLLM: what is registered
+    can be asked for, and must then run. The carrier stays a method of vLLM's own until then."""
+    modules = [sys.modules.get(name) for name in ("vllm.config", "vllm.config.speculative")]
+    if any(hasattr(module, REGISTRY) for module in modules):
+        logger.info("ascend-spec: this vLLM has %s; nothing is registered there yet", REGISTRY)
+
+
+def _tell_of_platform() -> None:
+    """vLLM itself says only that it found no device."""
+    given = os.environ.get("VLLM_PLUGINS")
+    if given is None or "ascend" in given.split(","):
+        return
+    if entry_points(group="vllm.platform_plugins", name="ascend"):
+        logger.warning(
+            "ascend-spec: VLLM_PLUGINS is %r, which shuts out vllm-ascend's platform; name ascend there too",
+            given,
+        )
+
+
+def _mend_platform() -> None:
+    """Before the first engine of a process replaces its kernels, whoever it belongs to."""
+    from ascend_spec.vllm.workarounds import override_kernels_once
+
+    with contextlib.suppress(Exception):  # whatever a future vLLM looks like
+        from vllm.platforms import current_platform
+
+        override_kernels_once(current_platform)
 
 
 def unregister() -> None:
@@ -53,6 +95,9 @@ def unregister() -> None:
     original = getattr(getattr(owner, name), "ascend_spec_original", None)
     if original is not None:
         setattr(owner, name, original)
+        from ascend_spec.vllm.metrics import withdraw
+
+        withdraw()
 
 
 def _wrapped(original: Any) -> Any:

@@ -21,17 +21,24 @@ from ascend_spec.config import (
 from ascend_spec.config.errors import shortened
 
 #: fields of ours that vLLM fills with objects of its own, or that name no model
-OBJECTS = (
-    "draft_parallel_config", "draft_load_config", "draft_model_config", "ascend_spec", "custom_method",
-)  # fmt: skip
+OBJECTS = ("draft_parallel_config", "draft_model_config", "ascend_spec", "custom_method")
+#: what vLLM has judged by its own lists of names, to which other packages add theirs, and what it alone reads
+VLLM_JUDGES = ("quantization", "moe_backend", "attention_backend", "kv_cache_dtype", "draft_load_config")
 #: what vLLM writes into ``model`` for methods without one
 NO_MODEL = ("ngram", "[ngram]", "ngram_gpu", "suffix", "extract_hidden_states")
 #: options of ours that the adapters carry out, or that the configuration layer has judged
-HONOURED = ("method", "rejection_sample_method", "on_error", "posterior_threshold", "posterior_alpha")
+HONOURED = (
+    "method", "rejection_sample_method", "on_error", "posterior_threshold", "posterior_alpha", "mqa_attention",
+)  # fmt: skip
+#: of vLLM, where our attention can stand in for its own
+ATTENTION_DEVICES = ("cpu", "cuda")
 #: query rows of a request that vllm-ascend's attention takes, by its own assertion
 ASCEND_QUERY_ROWS = 16
-#: rules that vLLM's first runner really has: asked for in its own field, they stay vLLM's
-STOCK_RULES = ("synthetic", "fly")
+#: rules that the adapters carry out, by runner
+OUR_RULES = {"v1": ("standard",), "v2": ("standard",)}
+#: rules that a runner of vLLM's really has: asked for in its own field, they stay vLLM's. V1 reads "block" as
+#: "standard", vllm-ascend 0.23 "synthetic", and its V2 runner "block"
+STOCK_RULES = {"v1": ("synthetic", "fly"), "v2": ("synthetic", "fly", "block"), "npu": ()}
 
 
 def plan_for(vllm_config: Any, options: Any, runner_kind: str) -> Plan:
@@ -52,14 +59,20 @@ def plan_for(vllm_config: Any, options: Any, runner_kind: str) -> Plan:
             raise ConfigError([_nothing_to_apply_to(options)])
         return resolve(None, target)
     plan = resolve(load_speculative_config({**_carried(carrier), "ascend_spec": options}), target)
-    if refused := [*_refused(plan, carrier), *_refused_on_ascend(plan, vllm_config)]:
+    stock_rules = STOCK_RULES["npu" if on_ascend(vllm_config) else runner_kind]
+    if refused := [
+        *_refused(plan, carrier),
+        *_refused_rule(plan, carrier, stock_rules),
+        *_refused_on_ascend(plan, vllm_config),
+        *_refused_attention(plan, vllm_config),
+    ]:
         raise ConfigError(refused)
     return plan
 
 
 def keeps_stock_rule(plan: Plan) -> bool:
     """Whether vLLM's own sampler carries out the rule."""
-    return not plan.rule.built
+    return plan.rule.name not in OUR_RULES[plan.target.runner]
 
 
 def _nothing_to_apply_to(options: Any) -> Finding:
@@ -79,15 +92,6 @@ def _refused(plan: Plan, carrier: Any) -> Iterator[Finding]:
             f"{carrier.method!r}, and that is what vLLM would run: {plan.name!r} is not built for vLLM yet. "
             "Remove it.",
         )
-    stock = carrier.rejection_sample_method
-    if not plan.rule.built and not (plan.rule.name == stock and stock in STOCK_RULES):
-        field = (
-            "rejection_sample_method" if plan.rule.name == stock else "ascend_spec.rejection_sample_method"
-        )
-        yield Finding(
-            field,
-            f"'{field}' was given as {plan.rule.name!r}, which is not built for vLLM yet. Use \"standard\".",
-        )
     given = plan.config.ascend_spec
     for name, option in AscendSpecConfig.model_fields.items():
         value = getattr(given, name)
@@ -97,6 +101,28 @@ def _refused(plan: Plan, carrier: Any) -> Iterator[Finding]:
                 f"'ascend_spec.{name}' was given as {shortened(value)}, which is not built for vLLM yet. Remove "
                 "it.",
             )
+
+
+def _refused_rule(plan: Plan, carrier: Any, stock_rules: tuple[str, ...]) -> Iterator[Finding]:
+    """A rule that neither the adapter has nor, asked for in its own field, the runner of vLLM."""
+    rule, runner = plan.rule.name, plan.target.runner
+    vllms_field = rule == carrier.rejection_sample_method
+    if rule in OUR_RULES[runner] or (vllms_field and rule in stock_rules):
+        return
+    field = "rejection_sample_method" if vllms_field else "ascend_spec.rejection_sample_method"
+    instead = 'Use "standard"'
+    if rule in stock_rules:
+        instead += (
+            f", or remove it and set vLLM's own field to {rule!r}: its {runner.upper()} runner has that rule"
+        )
+    elif stock_rules and rule in STOCK_RULES["v2"]:
+        instead += (
+            ", or vLLM's V2 runner, which has that rule (environment variable VLLM_USE_V2_MODEL_RUNNER)"
+        )
+    yield Finding(
+        field,
+        f"'{field}' was given as {rule!r}, which is not built for vLLM's {runner.upper()} runner yet. {instead}.",
+    )
 
 
 #: options of vllm-ascend under which the sampler would see something else than whole rows of logits, or be ignored
@@ -130,6 +156,12 @@ def _refused_on_ascend(plan: Plan, vllm_config: Any) -> Iterator[Finding]:
             f"{fine['lmhead_tensor_parallel_size']}; the rows of logits are then padded, which our sampler does not "
             "expect. Remove it, or remove 'ascend_spec'.",
         )
+    if getattr(getattr(vllm_config, "quant_config", None), "enable_c8_quant", False):
+        yield Finding(
+            "quantization",
+            "the target's KV cache is int8 (C8), which vllm-ascend's attention reads for one query row a request, and "
+            "a request with drafts has more. Use a target without C8, or no speculation.",
+        )
     if plan.config.draft_sample_method == "probabilistic":
         yield Finding(
             "draft_sample_method",
@@ -138,14 +170,36 @@ def _refused_on_ascend(plan: Plan, vllm_config: Any) -> Iterator[Finding]:
         )
 
 
+def _refused_attention(plan: Plan, vllm_config: Any) -> Iterator[Finding]:
+    """Where our attention cannot be had; what the target's layers refuse is known once they are loaded."""
+    if not plan.config.ascend_spec.mqa_attention:
+        return
+    field, given = "ascend_spec.mqa_attention", "'ascend_spec.mqa_attention' was given as True"
+    device = vllm_config.device_config.device_type
+    if on_ascend(vllm_config):
+        yield Finding(
+            field,
+            f"{given}; on Ascend vLLM's own attention stays, whose verification steps take "
+            f"{ASCEND_QUERY_ROWS - 1} drafts a request. Remove it.",
+        )
+    elif device not in ATTENTION_DEVICES:
+        yield Finding(field, f"{given}; it is built for CPU and CUDA, not for {device!r}. Remove it.")
+    parts = getattr(vllm_config.parallel_config, "decode_context_parallel_size", 1)
+    if parts > 1:
+        yield Finding(
+            field,
+            f"{given}, but with decode_context_parallel_size={parts} a rank has only a part of a request's keys. "
+            "Remove one of them.",
+        )
+
+
 def _carried(carrier: Any) -> dict[str, Any]:
     """vLLM's fields as the user may have written them; values that vLLM left alone are left out."""
     fields = {}
     for name, field in SpeculativeConfig.model_fields.items():
         value = getattr(carrier, name, None)
-        if name in OBJECTS or value is None or value == field.get_default():
-            continue
-        fields[name] = getattr(value, "name", value)  # an enumeration by its name
+        if name not in (*OBJECTS, *VLLM_JUDGES) and value is not None and value != field.get_default():
+            fields[name] = value
     if fields.get("model") in NO_MODEL:
         del fields["model"]
     for name in ("prompt_lookup_min", "prompt_lookup_max"):  # vLLM writes 0 for methods without them

@@ -6,32 +6,37 @@ ours; and where vLLM's own drafter samples, the draw, which vLLM makes without t
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Any
 
 import ascend_spec_ops
 from ascend_spec.config import Plan
+from ascend_spec.vllm.metrics import Metrics, is_first_tensor_rank
+from ascend_spec.vllm.on_error import OnError, refuse_disable
+from ascend_spec.vllm.seams import check_seams
 from ascend_spec.vllm.translate import keeps_stock_rule
-from ascend_spec.vllm.v1_drafters import V1DraftSampler, V1NgramProposer
+from ascend_spec.vllm.v1_drafters import V1DraftSampler, V1NgramProposer, load_or_go_without
 from ascend_spec.vllm.v1_sampler import V1Sampler
 
 #: what the sampler holds on to, of a runner that judges drafts
 SAMPLER_SEAMS = (
     "_sample", "_get_spec_decode_draft_probs", "seq_lens", "input_batch.req_ids", "input_batch.generators",
+    "input_batch.req_output_token_ids",
     "input_batch.update_async_output_token_ids", "sampler.apply_logits_processors", "sampler.gather_logprobs",
-    "sampler.compute_logprobs", "rejection_sampler.apply_logits_processors",
-    "rejection_sampler._get_logprobs_tensors",
+    "sampler.compute_logprobs", "sampler.gather_specific_token_logprobs", "sampler.topk_topp_sampler",
+    "rejection_sampler.apply_logits_processors", "rejection_sampler._get_logprobs_tensors",
 )  # fmt: skip
-
-
-class SeamError(RuntimeError):
-    """A part of vLLM that we hold on to is not there."""
+#: what a runner without its drafter is changed in
+LOAD_SEAMS = (
+    "drafter.load_model", "speculative_config", "num_spec_tokens",
+    "vllm_config.compilation_config.static_forward_context",
+)  # fmt: skip
 
 
 class V1Adapter:
     """What was attached to one runner.
 
     Raises:
+        ConfigError: ``on_error`` is "disable" where it cannot be kept.
         SeamError: a part of the runner that is missing; nothing of it is changed then.
     """
 
@@ -42,39 +47,31 @@ class V1Adapter:
         drafter = getattr(runner, "drafter", None)  # None on vllm-ascend's pipeline stages but the last
         drafts = drafter is not None and plan.method == "ngram"
         draws = samples and plan.speculator.draft_distribution == "sampled"
+        may_go_without = drafter is not None and not drafts and plan.config.ascend_spec.on_error == "disable"
+        if may_go_without:
+            refuse_disable(runner.vllm_config, plan)
         check_seams(
             runner,
             (SAMPLER_SEAMS if samples else ())
             + (("drafter.propose",) if drafts else ())
-            + (("drafter._sample_from_logits",) if draws else ()),
+            + (("drafter._sample_from_logits",) if draws else ())
+            + (LOAD_SEAMS if may_go_without else ()),
         )
+        self.metrics = Metrics(plan.rule, is_published=judges and is_first_tensor_rank())
+        on_error = OnError(plan, self.metrics)
         ascend_spec_ops.limit_threads(plan.num_threads)
         ascend_spec_ops.warm_up(plan.warm_up, runner.device)
         if samples:
-            runner._sample = sampler = V1Sampler(runner, plan)
+            runner._sample = sampler = V1Sampler(runner, plan, self.metrics)
             if draws:
                 runner.drafter._sample_from_logits = V1DraftSampler(runner.drafter, sampler)
         if drafts:
-            runner.drafter.propose = V1NgramProposer(runner.drafter, plan)
+            runner.drafter.propose = V1NgramProposer(runner.drafter, plan, on_error)
+        if may_go_without:
+            load_or_go_without(runner, on_error)
         self.sampler = "ours" if samples else "vLLM's own" if judges else "none on this rank"
         self.drafter = "ours" if drafts else "vLLM's own" if drafter is not None else "none"
+        if drafter is not None and plan.method == "ngram_gpu":
+            self.drafter += " (its history is in tensors of the runner; ours drafts with method ngram)"
         if draws:
             self.drafter += ", drawing from the requests' seeds"
-
-
-def check_seams(runner: Any, paths: tuple[str, ...]) -> None:
-    """
-    Raises:
-        SeamError: with all that is missing.
-    """
-    missing = []
-    for path in paths:
-        try:
-            attrgetter(path)(runner)
-        except AttributeError:
-            missing.append(path)
-    if missing:
-        raise SeamError(
-            f"{type(runner).__name__} has no {', '.join(missing)}, which ascend-spec holds on to. Remove "
-            "'ascend_spec' from --additional-config, or use a vLLM version of the support table."
-        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from typing import Any
 
 import numpy as np
@@ -13,22 +12,22 @@ import ascend_spec_ops
 from ascend_spec.config import Plan
 from ascend_spec.drafters import NgramDrafter
 from ascend_spec.types import DraftBatch
+from ascend_spec.vllm.on_error import OnError
 from ascend_spec.vllm.v1_sampler import EPS, V1Sampler
 from ascend_spec_ops.uniforms import STREAM_DRAFT_LANE
 from ascend_spec_ops.uniforms.reference import exponential_of
-
-logger = logging.getLogger("vllm.ascend_spec")
 
 
 class V1NgramProposer:
     """Stands in for ``NgramProposer.propose`` of one instance."""
 
-    def __init__(self, stock: Any, plan: Plan) -> None:
-        self.drafter = NgramDrafter.from_plan(plan)
+    def __init__(self, stock: Any, plan: Plan, on_error: OnError) -> None:
+        self.on_error = on_error
+        drafter = on_error.load(lambda: NgramDrafter.from_plan(plan))
+        if drafter is not None:  # otherwise speculation is off
+            self.drafter = drafter
         self.k = plan.num_speculative_tokens
         self.max_model_len = plan.target.max_model_len
-        self.raises = plan.config.ascend_spec.on_error == "raise"
-        self.has_failed = False
         # since 0.26 the scheduler's K of the step comes first
         first = next(iter(inspect.signature(stock.propose).parameters))
         self.takes_k = first == "num_speculative_tokens"
@@ -44,15 +43,8 @@ class V1NgramProposer:
         num_tokens, token_ids = histories
         if not sampled:
             return []
-        try:
-            return self._propose(k, sampled, num_tokens, token_ids)
-        except Exception:
-            if self.raises:
-                raise
-            if not self.has_failed:
-                logger.exception("ascend-spec: drafting failed; this step goes on without drafts")
-            self.has_failed = True
-            return [[] for _ in sampled]
+        drafts = self.on_error.propose(lambda: self._propose(k, sampled, num_tokens, token_ids))
+        return [[] for _ in sampled] if drafts is None else drafts
 
     def _propose(
         self, k: int, sampled: list[list[int]], num_tokens: np.ndarray, token_ids: np.ndarray
@@ -95,3 +87,20 @@ class V1DraftSampler:
         bits = ascend_spec_ops.random_bits(seeds, positions, STREAM_DRAFT_LANE, probs.shape[1])
         noise = exponential_of(bits).to(torch.float32)
         return torch.where(greedy, probs.argmax(-1), (probs / noise).argmax(-1)), probs
+
+
+def load_or_go_without(runner: Any, on_error: OnError) -> None:
+    """Have vLLM's own drafter of one runner load, or speculation be off: then the runner is one that never had a
+    speculative config, and the drafter's layers get no KV cache."""
+    stock = runner.drafter.load_model
+    layers = runner.vllm_config.compilation_config.static_forward_context
+
+    def load_model(*args: Any, **kwargs: Any) -> None:
+        of_target = set(layers)
+        on_error.load(lambda: stock(*args, **kwargs))
+        if on_error.is_off:
+            for name in layers.keys() - of_target:
+                del layers[name]
+            runner.speculative_config, runner.num_spec_tokens = None, 0
+
+    runner.drafter.load_model = load_model

@@ -6,6 +6,7 @@ Steps with and without drafts go through the same code, so speculation on and of
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 import ascend_spec_ops
 from ascend_spec.config import Plan
+from ascend_spec.vllm.metrics import Metrics
 from ascend_spec.vllm.workarounds import rewind_generators
 
 #: temperatures below it are greedy, as in vLLM
@@ -35,8 +37,8 @@ class NextDraw:
 class V1Sampler:
     """Stands in for ``GPUModelRunner._sample`` of one instance."""
 
-    def __init__(self, runner: Any, plan: Plan) -> None:
-        self.runner, self.plan = runner, plan
+    def __init__(self, runner: Any, plan: Plan, metrics: Metrics) -> None:
+        self.runner, self.plan, self.metrics = runner, plan, metrics
         self.stock_sample = runner._sample
         self.seeds: dict[str, int] = {}
         self.random = random.Random(plan.target.seed)  # the same on every rank
@@ -48,24 +50,26 @@ class V1Sampler:
         sampling = batch.sampling_metadata
         self.next_draw = None
         rewind_generators(batch.generators)
-        if logits is None or getattr(sampling, "logprob_token_ids", None):
+        if logits is None:
             return self.stock_sample(logits, spec_decode_metadata)
         batch.update_async_output_token_ids()
         drafts = spec_decode_metadata
         if drafts is not None:
             self._update_async_drafts()
         num_reqs = logits.shape[0] if drafts is None else len(drafts.num_draft_tokens)
+        self._count_steps_without_drafts(drafts, num_reqs)
         raw = logits.to(torch.float32)
-        if sampling.max_num_logprobs is not None and not self._processed_logprobs:
+        wants_logprobs = sampling.max_num_logprobs is not None or bool(sampling.logprob_token_ids)
+        if wants_logprobs and not self._processed_logprobs:
             raw = raw.clone()  # processors write into what they are given
         rows = self._process(logits.to(torch.float32), sampling, drafts)
         rows, temperature = self._constrain(rows, sampling, drafts, num_reqs)
         output = self._judge(rows, temperature, drafts, num_reqs)
         tokens = self._finite(output, rows, drafts)
         logprobs = None
-        if sampling.max_num_logprobs is not None:
+        if wants_logprobs:
             source = rows if self._processed_logprobs else raw
-            logprobs = self._logprobs(source, logits, tokens, sampling.max_num_logprobs, drafts)
+            logprobs = self._logprobs(source, logits, tokens, sampling, drafts)
         return _sampler_output(tokens, logprobs)
 
     # ---- processors
@@ -108,7 +112,8 @@ class V1Sampler:
             return rows, temperature.masked_fill(greedy, 0.0)
         owner = self._owners(drafts, num_reqs, rows.device)
         rows = rows.div_(temperature.masked_fill(greedy, 1.0)[owner, None])
-        rows = _apply_top_k_top_p(rows, _rows(sampling.top_k, owner), _rows(sampling.top_p, owner))
+        constrain = _apply_top_k_top_p(self.runner.sampler)
+        rows = constrain(rows, _rows(sampling.top_k, owner), _rows(sampling.top_p, owner))
         return rows, torch.where(greedy, 0.0, 1.0)
 
     def _owners(self, drafts: Any, num_reqs: int, device: torch.device) -> torch.Tensor:
@@ -160,6 +165,7 @@ class V1Sampler:
             # drafts of unknown distribution cannot be judged exactly; unjudged, they cost a step's gain
             counts = torch.tensor(drafts.num_draft_tokens, device=tokens.device)
             unknown = sampled.repeat_interleave(counts, output_size=tokens.shape[0])
+            self.metrics.count_fallback("drafts of an unknown distribution")
             return tokens.masked_fill(unknown, -1), None, None
         return tokens, probs.log(), sampled.to(torch.float32)
 
@@ -191,6 +197,7 @@ class V1Sampler:
         bad = output[:, 0] == 0
         if rows.device.type == "cpu" and not bad.any():
             return tokens
+        self.metrics.count_non_finite(bad)
         first = rows
         if drafts is not None:
             counts = torch.tensor(drafts.num_draft_tokens, device=rows.device)
@@ -199,15 +206,26 @@ class V1Sampler:
         tokens[:, 0] = torch.where(bad, fallback, tokens[:, 0])
         return tokens
 
+    def _count_steps_without_drafts(self, drafts: Any, num_reqs: int) -> None:
+        """Of requests that have put out a token, so that they may have drafts."""
+        counts = [0] * num_reqs if drafts is None else drafts.num_draft_tokens
+        outputs = self.runner.input_batch.req_output_token_ids
+        bare = sum(
+            1 for num_drafts, output in zip(counts, outputs, strict=False) if output and not num_drafts
+        )
+        self.metrics.count_steps_without_drafts(bare)
+
     # ---- logprobs
     @property
     def _processed_logprobs(self) -> bool:
         return str(self.runner.sampler.logprobs_mode).startswith("processed")
 
     def _logprobs(
-        self, source: torch.Tensor, logits: torch.Tensor, tokens: torch.Tensor, count: int, drafts: Any
+        self, source: torch.Tensor, logits: torch.Tensor, tokens: torch.Tensor, sampling: Any, drafts: Any
     ) -> Any:
-        sampler = self.runner.sampler
+        sampler, count = self.runner.sampler, sampling.max_num_logprobs
+        if sampling.logprob_token_ids:
+            return self._logprobs_of(sampling.logprob_token_ids, source, tokens, drafts)
         if drafts is not None:
             target, bonus = drafts.target_logits_indices, drafts.bonus_logits_indices
             return self.runner.rejection_sampler._get_logprobs_tensors(
@@ -217,15 +235,34 @@ class V1Sampler:
             source = sampler.compute_logprobs(source)
         return sampler.gather_logprobs(source, count, token_ids=tokens[:, 0].to(torch.int64))
 
+    def _logprobs_of(
+        self, token_ids: dict[int, list[int]], source: torch.Tensor, tokens: torch.Tensor, drafts: Any
+    ) -> Any:
+        """Of the tokens that requests name (``logprob_token_ids``, by request); as in vLLM the others of the batch
+        then have that of their own token alone. vLLM's rejection sampler gives none of them."""
+        sampler, (num_reqs, width) = self.runner.sampler, tokens.shape
+        first = torch.arange(num_reqs, device=source.device)
+        if drafts is not None:
+            first = drafts.bonus_logits_indices - torch.tensor(drafts.num_draft_tokens, device=source.device)
+        places = first[:, None] + torch.arange(width, device=source.device)
+        source = source[places.clamp(max=len(source) - 1).flatten()]  # rows of rejected drafts are not read
+        if not str(sampler.logprobs_mode).endswith("logits"):
+            source = sampler.compute_logprobs(source)
+        by_row = {request * width + i: ids for request, ids in token_ids.items() for i in range(width)}
+        return sampler.gather_specific_token_logprobs(
+            source, by_row, tokens.flatten().clamp(min=0).to(torch.int64)
+        )
+
 
 def _rows(values: torch.Tensor | None, owner: torch.Tensor) -> torch.Tensor | None:
     return None if values is None else values[owner]
 
 
-def _apply_top_k_top_p(rows: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
+def _apply_top_k_top_p(sampler: Any) -> Callable[..., torch.Tensor]:
+    """vLLM's function, a Triton kernel for larger batches; or vllm-ascend's own, which its sampler carries."""
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-    return apply_top_k_top_p(rows, k, p)
+    return getattr(sampler.topk_topp_sampler, "apply_top_k_top_p", apply_top_k_top_p)
 
 
 def _sampler_output(tokens: torch.Tensor, logprobs: Any) -> Any:

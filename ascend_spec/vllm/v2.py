@@ -8,23 +8,28 @@ of each sampler: the one that draws. What stands around it stays vLLM's: process
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import ascend_spec_ops
 from ascend_spec.config import ConfigError, Finding, Plan
-from ascend_spec.vllm.attach import SeamError
+from ascend_spec.vllm.metrics import Metrics, is_first_tensor_rank
+from ascend_spec.vllm.on_error import OnError, refuse_disable
+from ascend_spec.vllm.seams import check_seams
 from ascend_spec.vllm.translate import keeps_stock_rule
 from ascend_spec.vllm.v2_sampler import V2Draw, V2Verify
 from ascend_spec.vllm.v2_speculator import V2Speculator, supports
+
+DRAW = {"_sample_random": V2Draw.__call__}
+VERIFY = {"_verify": V2Verify.__call__}
 
 
 class V2Adapter:
     """What was attached to one runner.
 
     Raises:
-        ConfigError: what vLLM's V2 runner does and this project's draw would undo.
+        ConfigError: what vLLM's V2 runner does and this project's draw would undo; ``on_error`` is "disable" where
+            it cannot be kept.
         SeamError: methods that are replaced take other arguments in this vLLM; nothing of the runner is changed.
     """
 
@@ -37,13 +42,16 @@ class V2Adapter:
         if samples:
             probe_samplers()
         if drafts:
-            check_seam(type(runner.speculator), "propose", V2Speculator.propose)
+            check_seams(type(runner.speculator), replaced={"propose": V2Speculator.propose})
+        elif runner.speculator is not None:
+            refuse_disable(runner.vllm_config, plan)
+        self.metrics = Metrics(plan.rule, is_published=runner.is_last_pp_rank and is_first_tensor_rank())
         ascend_spec_ops.limit_threads(plan.num_threads)
         ascend_spec_ops.warm_up(plan.warm_up, runner.device)
         if samples:
             runner.load_model = self._load_model(runner.load_model)
         if drafts:
-            runner.speculator = V2Speculator(runner.req_states, plan)
+            runner.speculator = V2Speculator(runner.req_states, plan, OnError(plan, self.metrics))
         self.sampler = "ours" if samples else "vLLM's own" if runner.is_last_pp_rank else "none on this rank"
         self.drafter = "ours" if drafts else "vLLM's own" if runner.speculator is not None else "none"
 
@@ -52,11 +60,11 @@ class V2Adapter:
         def load_model(*args: Any, **kwargs: Any) -> Any:
             result = stock(*args, **kwargs)
             sampler, rejection = self.runner.sampler, self.runner.rejection_sampler
-            check_seam(type(sampler), "_sample_random", V2Draw.__call__)  # some models bring their own
-            sampler._sample_random = V2Draw(sampler)
+            check_seams(type(sampler), replaced=DRAW)  # some models bring their own
+            sampler._sample_random = V2Draw(sampler, self.runner.req_states, self.metrics)
             if rejection is not None:
-                check_seam(type(rejection), "_verify", V2Verify.__call__)
-                rejection._verify = V2Verify(sampler, rejection.num_speculative_steps)
+                check_seams(type(rejection), replaced=VERIFY)
+                rejection._verify = V2Verify(sampler, rejection.num_speculative_steps, self.metrics)
             return result
 
         return load_model
@@ -92,22 +100,5 @@ def probe_samplers() -> None:
     from vllm.v1.worker.gpu.sample.sampler import Sampler
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-    check_seam(Sampler, "_sample_random", V2Draw.__call__)
-    check_seam(RejectionSampler, "_verify", V2Verify.__call__)
-
-
-def check_seam(owner: type, name: str, ours: Callable[..., Any]) -> None:
-    """Whether ``ours`` can stand in for ``owner.name``.
-
-    Raises:
-        SeamError: there is no such method, or it takes arguments of other names.
-    """
-    stock = getattr(owner, name, None)
-    if stock is None:
-        raise SeamError(f"This vLLM has no {owner.__name__}.{name}, which ascend-spec replaces.")
-    expected, found = (list(inspect.signature(each).parameters)[1:] for each in (ours, stock))
-    if found != expected:
-        raise SeamError(
-            f"{owner.__name__}.{name} of this vLLM takes ({', '.join(found)}); ascend-spec replaces it where it "
-            f"takes ({', '.join(expected)})."
-        )
+    check_seams(Sampler, replaced=DRAW)
+    check_seams(RejectionSampler, replaced=VERIFY)

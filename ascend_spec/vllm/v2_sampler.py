@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 import ascend_spec_ops
+from ascend_spec.vllm.metrics import Metrics
 
 
 class V2Draw:
     """Stands in for ``Sampler._sample_random`` of one instance: a step without drafts."""
 
-    def __init__(self, sampler: Any) -> None:
-        self.states = sampler.sampling_states
+    def __init__(self, sampler: Any, req_states: Any, metrics: Metrics) -> None:
+        self.states, self.req_states, self.metrics = sampler.sampling_states, req_states, metrics
 
     def __call__(
         self,
@@ -37,14 +39,24 @@ class V2Draw:
         rows = apply_top_k_top_p(processed_logits, top_k, top_p, has_topp_only_rows=has_topp_only_rows)
         temperature, seeds = _temperature_and_seeds(self.states, expanded_idx_mapping)
         tokens = ascend_spec_ops.sample(rows, temperature, seeds, pos + 1)
+        self.metrics.count_steps_without_drafts(self._num_decoding(idx_mapping_np))
+        self.metrics.count_non_finite(tokens < 0)
         return torch.where(tokens < 0, _finite_argmax(rows), tokens).to(torch.int64), rows
+
+    def _num_decoding(self, slots: np.ndarray) -> int:
+        """Requests whose prompt is computed, so that they may have drafts. In vLLM's trial run there are none."""
+        prompt, computed = (
+            self.req_states.prefill_len.np[slots],
+            self.req_states.num_computed_prefill_tokens[slots],
+        )
+        return int(((prompt > 0) & (computed >= prompt)).sum())
 
 
 class V2Verify:
     """Stands in for ``RejectionSampler._verify`` of one instance: a step with drafts."""
 
-    def __init__(self, sampler: Any, num_speculative_tokens: int) -> None:
-        self.sampler, self.states = sampler, sampler.sampling_states
+    def __init__(self, sampler: Any, num_speculative_tokens: int, metrics: Metrics) -> None:
+        self.sampler, self.states, self.metrics = sampler, sampler.sampling_states, metrics
         self.num_speculative_tokens = num_speculative_tokens
 
     def __call__(
@@ -96,6 +108,7 @@ class V2Verify:
             draft_logits,
             None if draft_logits is None else self.states.temperature.gpu[idx_mapping],
         )
+        self.metrics.count_non_finite(output[:, 0] == 0)
         tokens = output[:, 1:].to(torch.int64)
         tokens[:, 0] = torch.where(output[:, 0] == 0, _finite_argmax(rows[first]), tokens[:, 0])
         return rows, tokens, output[:, 0].clamp(min=1)

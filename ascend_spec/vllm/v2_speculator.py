@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -11,8 +10,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from ascend_spec.config import Plan, SpeculatorConfig
 from ascend_spec.drafters import create_drafter
 from ascend_spec.types import DraftBatch
-
-logger = logging.getLogger("vllm.ascend_spec")
+from ascend_spec.vllm.on_error import OnError
 
 
 def supports(contract: SpeculatorConfig) -> bool:
@@ -27,14 +25,11 @@ class V2Speculator(BaseSpeculator):
     supports_mm_inputs = False
     draft_logits = None
 
-    def __init__(self, req_states: Any, plan: Plan) -> None:
+    def __init__(self, req_states: Any, plan: Plan, on_error: OnError) -> None:
         self.req_states = req_states
         self.num_speculative_steps = plan.num_speculative_tokens
-        drafter = create_drafter(plan)
-        assert drafter is not None  # the method is one that is supported
-        self.drafter = drafter
-        self.raises = plan.config.ascend_spec.on_error == "raise"
-        self.has_failed = False
+        self.on_error = on_error
+        self.drafter = on_error.load(lambda: create_drafter(plan))
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """Nothing is captured."""
@@ -75,16 +70,12 @@ class V2Speculator(BaseSpeculator):
         last = last_sampled[slots].view(-1, 1)
         if dummy_run or not wanted:
             return last.repeat(1, width)
-        try:
-            drafts = self.drafter.propose(self._batch(slots, num_sampled, wanted)).token_ids[slots]
-        except Exception:
-            if self.raises:
-                raise
-            if not self.has_failed:
-                logger.exception("ascend-spec: drafting failed; this step goes on without drafts")
-            self.has_failed = True
-            return last.repeat(1, width)
-        return torch.where(drafts < 0, last, drafts)
+        drafts = self.on_error.propose(lambda: self._drafts(slots, num_sampled, wanted))
+        return last.repeat(1, width) if drafts is None else torch.where(drafts < 0, last, drafts)
+
+    def _drafts(self, slots: torch.Tensor, num_sampled: torch.Tensor, wanted: int) -> torch.Tensor:
+        assert self.drafter is not None  # the method is one that is supported, and it loaded
+        return self.drafter.propose(self._batch(slots, num_sampled, wanted)).token_ids[slots]
 
     def _batch(self, slots: torch.Tensor, num_sampled: torch.Tensor, wanted: int) -> DraftBatch:
         history = self.req_states.all_token_ids.gpu

@@ -3,28 +3,48 @@ threads, by torch's own setting; never on vLLM's modules or classes, and only wh
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+logger = logging.getLogger("vllm.ascend_spec")
 
-def override_kernels_once(platform: Any) -> str | None:
+
+def override_kernels_once(platform: Any, done: bool = False) -> None:
     """A second engine in a process that has imported numba fails to start (vLLM 0.32 and 0.33 on a CPU).
 
     vLLM replaces its Triton kernels on a CPU once an engine, by a search through the attributes of all loaded
-    modules; an object of llvmlite's claims to have a ``__dict__`` that is none, and the search fails. By the
-    time a worker is attached to, the kernels are replaced, so the platform object is told not to do it again.
+    modules; an object of llvmlite's claims to have a ``__dict__`` that is none, and the search fails. The kernels
+    stay replaced for the life of the process, so the platform object is told not to do it again where it would
+    fail. Without an engine that uses this package too: the next one may.
 
-    Returns:
-        what was done, for the log; None: nothing is wrong here.
+    Args:
+        platform: vLLM's platform object, which is changed; a second call changes nothing.
+        done: the kernels have been replaced already.
     """
-    if not getattr(platform, "is_cpu", bool)() or not hasattr(platform, "register_triton_kernel_overrides"):
-        return None
-    if "register_triton_kernel_overrides" in vars(platform) or not _search_fails():
-        return None
-    platform.register_triton_kernel_overrides = _already_done
-    return "Triton kernels are overridden once a process (a second engine would fail after numba's import)"
+    name = "register_triton_kernel_overrides"
+    if getattr(platform, "is_cpu", bool)() and hasattr(platform, name) and name not in vars(platform):
+        setattr(platform, name, _Once(getattr(platform, name), done))
+
+
+class _Once:
+    """Replaces the kernels, unless that was done and would fail."""
+
+    def __init__(self, stock: Callable[[], Any], done: bool) -> None:
+        self.stock, self.done = stock, done
+
+    def __call__(self) -> None:
+        if self.done and _search_fails():
+            logger.info(
+                "ascend-spec workaround: Triton kernels stay replaced (replacing them again would fail)"
+            )
+            return
+        self.stock()
+        self.done = True
 
 
 def keep_openmp_threads() -> str | None:
@@ -44,20 +64,15 @@ def keep_openmp_threads() -> str | None:
     return f"torch's threads are {given} again, as OMP_NUM_THREADS says (Numba's pool had raised them)"
 
 
-def _already_done() -> None:
-    """The kernels of this process have been replaced."""
-
-
 def _search_fails() -> bool:
     """Whether the search meets the object it fails at: what vLLM does to each attribute is done to that one."""
-    from llvmlite.binding import ffi
-
+    lib = getattr(sys.modules.get("llvmlite.binding.ffi"), "lib", None)
+    if not hasattr(lib, "__dict__"):  # numba is not there, or this is a plain object: the search skips it
+        return False
     try:
-        vars(ffi.lib).get("kernel")
+        vars(lib).get("kernel")
     except AttributeError:
         return True
-    except TypeError:  # a plain object without a __dict__, which the search skips
-        return False
     return False
 
 

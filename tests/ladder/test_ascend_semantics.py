@@ -7,18 +7,20 @@ import torch
 from ladder.ascend_launch import AscendKernel, lowered
 from ladder.jobs import CompilerProcess
 from ladder.kernels import Kernel, Variant, arguments
-from ladder.samples import SAMPLES, Sample
+from ladder.samples import MORE_SAMPLES, SAMPLES, Sample
 
 #: rounding of a sum; whatever is no float must be equal
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
-@pytest.mark.parametrize("sample", dict.fromkeys(SAMPLES.values()), ids=lambda s: s.launcher.split(".")[-2])
+@pytest.mark.parametrize(
+    "sample", dict.fromkeys([*SAMPLES.values(), *MORE_SAMPLES]), ids=lambda s: s.run.__name__
+)
 def test_lowered_operator_equals_its_reference(ascend: CompilerProcess, sample: Sample):
     with lowered(sample.module(), ascend) as kernels:
         pairs = sample.run(sample.module())
     wanted = {name for name, other in SAMPLES.items() if other is sample}
-    assert {name for name, kernel in kernels.items() if kernel.launches} == wanted
+    assert wanted <= {name for name, kernel in kernels.items() if kernel.launches}
     for got, expected in pairs:
         error = TOLERANCE.get(got.dtype, 0)
         torch.testing.assert_close(got, expected.to(got.dtype), rtol=error, atol=error, equal_nan=True)

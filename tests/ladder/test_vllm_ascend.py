@@ -20,6 +20,8 @@ from config_fixtures import Checkpoints, planned
 from ladder.wheel_source import PAIRS, Missing, Source, find_wheel, fits
 
 from ascend_spec.config import Plan
+from ascend_spec.vllm.metrics import Metrics
+from ascend_spec.vllm.on_error import OnError
 from ascend_spec.vllm.v1 import V1Adapter
 from ascend_spec.vllm.v1_drafters import V1NgramProposer
 
@@ -183,7 +185,9 @@ def test_the_ngram_drafter_answers_the_runner(source: Source, tmp_path: Path):
     }
     call = ngram_call(source)
     arguments = [eval(ast.unparse(argument), names) for argument in call.args]
-    drafts = V1NgramProposer(drafter_of(source, runner), ngram_plan(tmp_path))(*arguments)
+    plan = ngram_plan(tmp_path)
+    on_error = OnError(plan, Metrics(plan.rule, is_published=False))
+    drafts = V1NgramProposer(drafter_of(source, runner), plan, on_error)(*arguments)
     k = 2 if len(arguments) == 4 else 3
     assert [list(row) for row in drafts] == [[9, 5, 7][:k], []]
 
@@ -409,3 +413,35 @@ def test_a_broken_seam_is_seen(source: Source, seam: Check, mutant: tuple[str, s
     broken = source.edited(*mutant)
     with pytest.raises((AssertionError, ValueError)):
         seam(broken)
+
+
+# ---- what the guide says of each
+#: what an operator on Ascend may meet, as its row in the guide begins or names it
+MET = (
+    "MLA models", "hybrid models (GDN, Mamba)", "quantised targets (W8A8)", "int8 KV cache (C8)", "TP", "DP", "PP",
+    "prefill and decode apart", "async scheduling", "sleep mode", "LoRA, multimodal", "structured output", "310P",
+    "A5 (950)", "V2 runner",
+)  # fmt: skip
+
+
+def states(guide: str) -> dict[str, str]:
+    """The rows of the table of what one may meet: what -> its state."""
+    table = guide.partition("## What you may meet")[2].partition("\n## ")[0]
+    rows = [line.strip("|").partition("|") for line in table.splitlines() if line.startswith("| ")]
+    return {what.strip(): state.strip() for what, _, state in rows[1:]}
+
+
+def unsaid(guide: str) -> list[str]:
+    """What has no row, or one that says neither how far it was verified nor that it is refused, and why."""
+    rows = states(guide)
+    found = [what for what in MET if not any(row == what or row.startswith(f"{what} (") for row in rows)]
+    begin = ("not verified", "refused by name", "not there")
+    return found + [what for what, state in rows.items() if not state.startswith(begin)]
+
+
+def test_the_guide_says_what_becomes_of_each():
+    guide = (ADAPTER.parents[1] / "docs" / "ascend.md").read_text()
+    assert len(states(guide)) > 20
+    assert not unsaid(guide)
+    assert unsaid(guide.replace("| sleep mode |", "| sleeping |")) == ["sleep mode"]
+    assert unsaid(guide.replace("| DP | not verified |", "| DP | |")) == ["DP"]

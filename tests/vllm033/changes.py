@@ -5,13 +5,17 @@ The broken copies among them show that the tests can fail.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
+import logging
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import torch
 
+logger = logging.getLogger("vllm.ascend_spec")  # the one whose lines go into the answer
 Undo = Callable[[], Any]
 
 
@@ -40,7 +44,8 @@ def a_sampler_of_another_vllm() -> Undo:
 
 def drafts_in_the_log() -> Undo:
     """Of every request, its history and what was proposed for it."""
-    from ascend_spec.vllm.v2_speculator import V2Speculator, logger
+    from ascend_spec.vllm.plugin import logger
+    from ascend_spec.vllm.v2_speculator import V2Speculator
 
     stock = V2Speculator.propose
 
@@ -64,6 +69,37 @@ def a_drafter_that_fails() -> Undo:
     return _patched("ascend_spec.drafters.NgramDrafter.propose", propose)
 
 
+def attention_beside_stock() -> Undo:
+    """Of each call of a layer that ours was put on, what ``beside_stock`` tells."""
+    from attention_beside_stock import beside_stock
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(beside_stock(lambda step: logger.info("attention %s", json.dumps(step))))
+    return stack.close
+
+
+def tree_seams_in_the_log() -> Undo:
+    from tree_seams import in_the_log
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(in_the_log(lambda *told: logger.info("seam %s", json.dumps(told))))
+    return stack.close
+
+
+def a_drafter_that_fails_once() -> Undo:
+    from ascend_spec.drafters import NgramDrafter
+
+    stock, calls = NgramDrafter.propose, []
+
+    def propose(self: Any, batch: Any) -> Any:
+        calls.append(batch)
+        if len(calls) == 1:
+            raise ValueError("not now")
+        return stock(self, batch)
+
+    return _patched("ascend_spec.drafters.NgramDrafter.propose", propose)
+
+
 def top_k_without_triton() -> Undo:
     """The interpreter cannot run vLLM's kernel for top-k and top-p; on a CPU without Triton vLLM uses torch."""
     from vllm.v1.sample.ops import topk_topp_sampler
@@ -75,6 +111,22 @@ def top_k_without_triton() -> Undo:
 
 
 # ---- broken copies
+def _broken_attention(name: str) -> Undo:
+    from attention_beside_stock import BROKEN
+
+    patch = BROKEN[name]()
+    patch.start()
+    return patch.stop
+
+
+def broken_keys_read_by_block() -> Undo:
+    return _broken_attention("keys_read_by_block")
+
+
+def broken_last_key_unseen() -> Undo:
+    return _broken_attention("last_key_unseen")
+
+
 def broken_attached_each_time() -> Undo:
     def attach_once(worker: Any) -> None:
         from ascend_spec.vllm.attach import attach

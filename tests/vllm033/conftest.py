@@ -117,7 +117,7 @@ def _run(python: str, cases: Cases, answers: Path, environment: dict[str, str]) 
         capture_output=True,
         env={
             **inherited,
-            "PYTHONPATH": str(CACHE / "site"),
+            "PYTHONPATH": os.pathsep.join([str(CACHE / "site"), str(HERE.parent)]),
             "NUMBA_CACHE_DIR": str(CACHE / "numba"),
             "VLLM_CACHE_ROOT": str(CACHE / "vllm"),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

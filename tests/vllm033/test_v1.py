@@ -21,6 +21,7 @@ from vllm033_cases import (
     check_seeded,
     draft_model,
 )
+from vllm_support import supports
 
 V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 WAYS = ["wrap", "wrap and hook", "hook"]
@@ -65,6 +66,7 @@ def test_each_way_attaches_once(way: str, ngram: Answers) -> None:
     assert "drafter: ours; sampler: ours" in attached_lines(ngram[way])[0]
 
 
+@supports("vllm 0.33.0", "V1", ["n-gram (ours)"], "text at temperature 0")
 @pytest.mark.parametrize("way", WAYS)
 def test_ngram_keeps_greedy_text(way: str, ngram: Answers) -> None:
     check_same_text(ngram[way], ngram["off"])
@@ -74,6 +76,7 @@ def test_seeds_decide(ngram: Answers) -> None:
     check_seeded(ngram["wrap"])
 
 
+@supports("vllm 0.33.0", "V1", ["draft model"], "text at temperature 0")
 def test_draft_model_keeps_greedy_text(draft: Answers) -> None:
     check_attached_once(draft["draft model"])
     assert "drafter: vLLM's own; sampler: ours" in attached_lines(draft["draft model"])[0]

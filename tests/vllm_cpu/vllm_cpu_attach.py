@@ -9,44 +9,21 @@ from unittest import mock
 import torch
 import vllm_cpu_engine
 from vllm.engine.arg_utils import EngineArgs
+from vllm_snapshot import differences, snapshot
 
 from ascend_spec.config import ConfigError
 from ascend_spec.vllm import plugin
 from ascend_spec.vllm.translate import plan_for
-
-Snapshot = dict[tuple[str, str], Any]
-
-
-def snapshot() -> Snapshot:
-    """Every attribute of every loaded module of vLLM, and of every class in them."""
-    found: Snapshot = {}
-    modules = {
-        name: module for name, module in sys.modules.items() if name.split(".")[0] == "vllm" and module
-    }
-    for name, module in modules.items():
-        for attribute, value in list(vars(module).items()):
-            found[name, attribute] = value
-            if isinstance(value, type) and value.__module__.split(".")[0] == "vllm":
-                owner = f"{value.__module__}.{value.__qualname__}"
-                found |= {(owner, key): each for key, each in vars(value).items()}
-    return found
-
-
-def differences(before: Snapshot, after: Snapshot) -> list[str]:
-    """What is another object now, or new."""
-    return sorted(
-        {".".join(key) for key, value in after.items() if key not in before or before[key] is not value}
-    )
 
 
 def registering() -> dict[str, Any]:
     """Of the first ``register()`` in a process, a second one and ``unregister()``."""
     import vllm.v1.worker.worker_base  # noqa: F401
 
-    states = [snapshot()]
+    states = [snapshot("vllm")]
     for step in (plugin.register, plugin.register, plugin.unregister):
         step()
-        states.append(snapshot())
+        states.append(snapshot("vllm"))
     return {
         "first": differences(states[0], states[1]),
         "second": differences(states[1], states[2]),
@@ -62,17 +39,17 @@ def attaching(engine: dict[str, Any], batches: list) -> dict[str, Any]:
     original = plugin.attach_once
 
     def watched(worker: Any) -> None:
-        seen["before"] = snapshot()
+        seen["before"] = snapshot("vllm")
         kind = type(worker.model_runner)
         original(worker)
-        seen["changed"] = differences(seen["before"], snapshot())
+        seen["changed"] = differences(seen["before"], snapshot("vllm"))
         seen["same class"] = type(worker.model_runner) is kind
         seen["on the runner"] = hasattr(worker.model_runner, "ascend_spec")
 
     with mock.patch.object(plugin, "attach_once", watched):
         answer = vllm_cpu_engine.generate(engine, batches)
     # vLLM fills caches and counters of its own while it runs: what matters are the functions and classes it had
-    after = {key: value for key, value in snapshot().items() if callable(seen["before"].get(key))}
+    after = {key: value for key, value in snapshot("vllm").items() if callable(seen["before"].get(key))}
     return {
         "attached": seen["on the runner"],
         "changed": seen["changed"],
@@ -122,3 +99,15 @@ def judge(model: str, cases: list[tuple[dict | None, Any]]) -> list[str]:
         except ConfigError as error:
             verdicts.append(str(error))
     return verdicts
+
+
+def drafter_weights(engine: dict[str, Any]) -> dict[str, Any]:
+    """Whose drafter a loaded engine has, the weights that vLLM's own one holds, in numbers, and the log."""
+    with vllm_cpu_engine.Messages() as messages, vllm_cpu_engine.Engine(engine) as llm:
+        runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+        held = [each for each in vars(runner.drafter).values() if isinstance(each, torch.nn.Module)]
+        return {
+            "drafter": runner.ascend_spec.drafter,
+            "weights": sum(weight.numel() for module in held for weight in module.parameters()),
+            "log": messages.lines,
+        }

@@ -10,9 +10,6 @@ from vllm import LLM, SamplingParams
 from vllm.config.logging import LoggingConfig
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.logger import configure_logging_if_needed
-from vllm.platforms import current_platform
-
-from ascend_spec.vllm.workarounds import override_kernels_once
 
 #: the tiny models need no tokenizer, and a test no more than this
 ENGINE = {
@@ -71,7 +68,6 @@ class Engine:
         del self.llm
         gc.collect()
         cleanup_dist_env_and_memory()
-        override_kernels_once(current_platform)  # an engine without us would leave that to the next one
 
 
 def generate(engine: dict[str, Any], batches: list[list[dict[str, Any]]]) -> dict[str, Any]:
@@ -80,7 +76,8 @@ def generate(engine: dict[str, Any], batches: list[list[dict[str, Any]]]) -> dic
     Args:
         engine: arguments of ``LLM`` beside :data:`ENGINE`.
         batches: lists of requests, each with "prompt" (token ids or text), "params" (beside :data:`PARAMS`), and as
-            wanted "arrives" (the step before which it comes, 0 by default) and "aborted_after" (tokens).
+            wanted "arrives" (the step before which it comes, 0 by default), "aborted_after" (tokens) and "adapter" (the
+            directory of a LoRA adapter).
 
     Returns:
         "outputs": for each batch a request each, with "tokens", "text", "finish_reason" and "logprobs"; "metrics":
@@ -119,6 +116,7 @@ def run(llm: LLM, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 str(index),
                 prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt},
                 sampling_params(request.get("params", {})),
+                lora_request=_adapter(request.get("adapter")),
             )
         for output in core.step():
             outputs[output.request_id] = output.outputs[0]
@@ -127,6 +125,12 @@ def run(llm: LLM, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 core.abort_request([output.request_id])
         step += 1
     return [_told(outputs[str(i)]) for i in range(len(requests))]
+
+
+def _adapter(path: str | None) -> Any:
+    from vllm.lora.request import LoRARequest
+
+    return None if path is None else LoRARequest(path, 1, path)
 
 
 def sampling_params(params: dict[str, Any]) -> SamplingParams:

@@ -155,17 +155,38 @@ def drafts_as_sampled() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def logprobs_of_first_row() -> Iterator[None]:
+    """Log-probabilities of named tokens are those of each request's first row."""
+    original = V1Sampler._logprobs_of
+
+    def mutant(self: V1Sampler, ids: Any, source: torch.Tensor, tokens: torch.Tensor, drafts: Any) -> Any:
+        if drafts is not None:
+            counts = torch.tensor(drafts.num_draft_tokens)
+            first = drafts.bonus_logits_indices - counts
+            source = source[first.repeat_interleave(counts + 1)]
+        return original(self, ids, source, tokens, drafts)
+
+    with mock.patch.object(V1Sampler, "_logprobs_of", mutant):
+        yield
+
+
+@contextlib.contextmanager
+def says_every_drafter_is_ours() -> Iterator[None]:
+    original = v1.V1Adapter.__init__
+
+    def mutant(self: v1.V1Adapter, runner: Any, plan: Any) -> None:
+        original(self, runner, plan)
+        self.drafter = "ours"
+
+    with mock.patch.object(v1.V1Adapter, "__init__", mutant):
+        yield
+
+
+@contextlib.contextmanager
 def no_workaround() -> Iterator[None]:
     """Kernels are overridden by every engine, as vLLM does it."""
-    from vllm.platforms import current_platform
-
-    kept = vars(current_platform).pop("register_triton_kernel_overrides", None)
-    try:
-        with mock.patch.object(workarounds, "_search_fails", return_value=False):
-            yield
-    finally:
-        if kept is not None:
-            current_platform.register_triton_kernel_overrides = kept
+    with mock.patch.object(workarounds, "_search_fails", return_value=False):
+        yield
 
 
 @contextlib.contextmanager
@@ -258,6 +279,8 @@ MUTANTS = {
         ignore_temperature,
         drafts_as_certain,
         drafts_as_sampled,
+        logprobs_of_first_row,
+        says_every_drafter_is_ours,
         no_workaround,
         patches_a_class,
         patches_a_module,
