@@ -16,8 +16,8 @@ token more, and without drafts an ordinary draw from ``p``.
 ``typical`` (lossy; epsilon, delta). Medusa's typical acceptance (Cai et al., arXiv 2401.10774): accepted iff
     ``p(d) > min(epsilon, delta exp(-H))`` with ``H = -sum p log(p + 1e-5)``; at the first rejection the argmax.
     Neither q nor a random number counts before the bonus token.
-``synthetic`` (lossy; the K conditional rates). Draft j is accepted iff ``u < rate_j``, whatever p and q say; a
-    rejection is drawn as under ``standard``. For load tests.
+``synthetic`` (lossy; the K conditional rates). Draft j is accepted iff ``u < rate_j`` and it has probability
+    under p and q, however little; a rejection is drawn as under ``standard``. For load tests.
 ``fly`` (lossy; window W, entropy threshold, top k). Deferred verification (arXiv 2511.22972): a rejection at
     i is overlooked if the draft has probability under p and q, ``i + W < n``, ``-sum p log p`` over the k
     largest p reaches the threshold, and the next W drafts are accepted without deferral of their own.

@@ -148,7 +148,7 @@ def synthetic(r, log_rates_given):
         if not is_valid(r.p, r.row + j):
             return ends(j, INVALID)
         threshold = variate(r, r.position + j, STREAM_ACCEPT, 0)
-        if r.drafts[j] >= r.p.vocab_size or not accepts(threshold, log_rates_given[j], F(0.0)):
+        if not is_possible(r, j) or not accepts(threshold, log_rates_given[j], F(0.0)):
             return ends(j, FROM_RESIDUAL)
     return ends(r.drafts.shape[0], FROM_P)
 

@@ -163,7 +163,8 @@ def _accepts(
     """Whether draft ``j`` is accepted by its own row, leaving aside that fly may overlook a rejection."""
     if RULE == SYNTHETIC:
         threshold = accept_threshold(k0, k1, position + j, 0, STREAM_ACCEPT)
-        accepted = (draft < vocab_size) & (threshold > tl.load(rule_ptr + j))
+        possible = (log_p > float("-inf")) & (log_q > float("-inf"))
+        accepted = possible & (threshold > tl.load(rule_ptr + j))
     elif temperature <= 0.0:
         accepted = argmax_of(block_max_ptr, block_arg_ptr, row, num_blocks, lane) == draft
     elif RULE == TYPICAL:

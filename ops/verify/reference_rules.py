@@ -168,7 +168,7 @@ def typical(request: Request, epsilon: float, delta: float) -> Walk:
 
 def synthetic(request: Request, *rates: float) -> Walk:
     def keeps(j: int) -> bool:
-        if request.drafts[j] >= request.rows.shape[1]:
+        if not all(map(math.isfinite, request.of_draft(j))):
             return False
         log_rate = log_or_minus_inf(rates[j])
         request.outcome.decide(request.threshold_at(j) + log_rate)

@@ -141,8 +141,11 @@ def check_synthetic_rates(verify: laws.Verify, num_rows: int = 4000) -> None:
         if temperature == 0:
             last = out[torch.arange(num_rows), out[:, 0].long()]
             assert (last == 1).all(), "a rejected greedy row gives the argmax"
-    sure = one(verify, [[0.5, 0.0, 0.5]] * 3, [1, 1], "synthetic", (1.0, 0.0), 0.0)
+    sure = one(verify, [[0.6, 0.4]] * 3, [1, 1], "synthetic", (1.0, 0.0), 0.0)
     assert sure == [1, 0], "a rate of 1 always accepts, and a rate of 0 never"
+    for temperature in (0.0, 1.0):
+        masked = one(verify, [[0.5, 0.0, 0.5]] * 2, [1], "synthetic", (1.0,), temperature)
+        assert len(masked) == 1, "what a mask forbids is emitted at no rate"
 
 
 CHECKS = [
