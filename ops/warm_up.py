@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 
@@ -10,28 +11,29 @@ from ascend_spec_ops.apply_penalties import apply_penalties
 from ascend_spec_ops.apply_token_bitmask import apply_token_bitmask
 from ascend_spec_ops.filter_logits import filter_logits
 from ascend_spec_ops.ngram_match import ngram_match
-from ascend_spec_ops.verify import verify
+from ascend_spec_ops.verify import RULES, verify
 
 
 def warm_up(operators: Iterable[str], device: torch.device) -> None:
     """Run each of the named operators once on ``device``, in every form that it is compiled for.
 
     Raises:
-        KeyError: an operator that has no dummy call here.
+        KeyError: an operator that has no dummy call here; ``verify`` has one for each rule.
     """
     for operator in operators:
         DUMMY_CALLS[operator](device)
 
 
-def _verify(device: torch.device) -> None:
+def _verify(rule: str, device: torch.device) -> None:
     """One request with a draft and one without; then the same with a draft that was sampled."""
     logits = torch.zeros(3, 2, device=device)
     drafts = torch.zeros(1, dtype=torch.int32, device=device)
     counts = torch.tensor([1, 1], dtype=torch.int32, device=device)
     temperature = torch.tensor([0.0, 1.0], device=device)
     seeds, positions = torch.zeros(2, 2, dtype=torch.int64, device=device)
-    verify(logits, drafts, counts, temperature, seeds, positions, 1)
-    verify(logits, drafts, counts, temperature, seeds, positions, 1, logits[:1], temperature)
+    options = [1.0] * len(RULES[rule])
+    for q in ((), (logits[:1], temperature)):
+        verify(logits, drafts, counts, temperature, seeds, positions, 1, *q, rule=rule, rule_options=options)
 
 
 def _ngram_match(device: torch.device) -> None:
@@ -63,7 +65,7 @@ def _apply_token_bitmask(device: torch.device) -> None:
 
 
 DUMMY_CALLS: dict[str, Callable[[torch.device], None]] = {
-    "verify": _verify,
+    **{f"verify:{rule}": partial(_verify, rule) for rule in RULES},
     "ngram_match": _ngram_match,
     "filter_logits": _filter_logits,
     "apply_penalties": _apply_penalties,

@@ -305,8 +305,10 @@ def test_ranks_share_a_machines_threads(threads: int, ranks: int, each: int, she
 
 
 def test_what_is_compiled_at_start(shelf: Checkpoints) -> None:
-    assert planned(NGRAM, shelf.target()).warm_up == ("verify", *PROCESSORS, "ngram_match")
-    assert planned(None, shelf.target()).warm_up == ("verify", *PROCESSORS)
+    assert planned(NGRAM, shelf.target()).warm_up == ("verify:standard", *PROCESSORS, "ngram_match")
+    assert planned(None, shelf.target()).warm_up == ("verify:standard", *PROCESSORS)
+    block = planned({**NGRAM, "rejection_sample_method": "block"}, shelf.target())
+    assert block.warm_up == ("verify:block", *PROCESSORS, "ngram_match")
 
 
 # ---- every check above can fail

@@ -282,9 +282,9 @@ def test_kernels_are_compiled_before_the_first_request(model, monkeypatch):
     for name, call in DUMMY_CALLS.items():
         monkeypatch.setitem(DUMMY_CALLS, name, lambda device, n=name, c=call: called.append(n) or c(device))
     llm = LLM(model, speculative_config={"method": "ngram", "num_speculative_tokens": 2})
-    assert set(called) == set(llm.plan.warm_up) == {"verify", *PROCESSORS, "ngram_match"}
+    assert set(called) == set(llm.plan.warm_up) == {"verify:standard", *PROCESSORS, "ngram_match"}
     called.clear()
-    assert set(LLM(model).plan.warm_up) == set(called) == {"verify", *PROCESSORS}
+    assert set(LLM(model).plan.warm_up) == set(called) == {"verify:standard", *PROCESSORS}
 
 
 def test_threads_are_those_of_the_plan(model):

@@ -228,5 +228,5 @@ def resolve(config: SpeculativeConfig | None, target: TargetConfig, *, embedded:
         graph_buckets=tuple(all_buckets(target.max_num_seqs, drafts)) if mode != "none" else (),
         kv=plan_kv(speculator, target, draft),
         num_threads=threads,
-        warm_up=("verify", *PROCESSORS, *speculator.warm_up),
+        warm_up=(f"verify:{config.rule}", *PROCESSORS, *speculator.warm_up),
     )
