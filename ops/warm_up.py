@@ -32,8 +32,8 @@ def _verify(rule: str, device: torch.device) -> None:
     temperature = torch.tensor([0.0, 1.0], device=device)
     seeds, positions = torch.zeros(2, 2, dtype=torch.int64, device=device)
     options = [1.0] * len(RULES[rule])
-    for q in ((), (logits[:1], temperature)):
-        verify(logits, drafts, counts, temperature, seeds, positions, 1, *q, rule=rule, rule_options=options)
+    for q, q_temperature in ((None, None), (logits[:1], temperature)):
+        verify(logits, drafts, counts, temperature, seeds, positions, 1, q, q_temperature, rule, options)
 
 
 def _ngram_match(device: torch.device) -> None:

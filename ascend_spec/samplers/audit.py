@@ -258,6 +258,12 @@ def _report(audits: Iterator[Audit], as_json: bool) -> int:
             print(json.dumps({**asdict(line), "exact": line.rule in EXACT, "sound": not bad}), flush=True)
         else:
             print(_row(line, "BROKEN" if bad else "" if line.rule in EXACT else "lossy"), flush=True)
+    if not as_json:
+        print(
+            f"{'broken: ' + str(broken) if broken else 'sound'}. An exact rule is sound where p is above "
+            f"{SIGNIFICANCE:g} and the mean within 3 standard errors (z). What coupled emits does not depend on "
+            "drafts, so its rows repeat; lossy rules are audited when --rule names them."
+        )
     return 1 if broken else 0
 
 
