@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,3 +139,39 @@ def test_a_list_of_plugins_without_the_ascend_platform_is_told_of(
     plugin.register()
     assert [record.levelname for record in lines.records] == ["WARNING"] * told
     assert all("shuts out vllm-ascend's platform" in record.getMessage() for record in lines.records)
+
+
+@pytest.mark.parametrize(
+    ("additional", "said"),
+    [
+        (None, ""),
+        ({1: 2, "enable_x": True}, ""),
+        ({"ascend_spec": None}, "'ascend_spec' is null in additional_config; give {} for the defaults"),
+        ({"ascend-spec": {}}, "has the key 'ascend-spec', not 'ascend_spec'"),
+        ({"ASCEND_SPEC": {}, 1: 2}, "has the key 'ASCEND_SPEC', not 'ascend_spec'"),
+        ({"AscendSpec": {}}, "has the key 'AscendSpec', not 'ascend_spec'"),
+    ],
+)
+def test_without_the_key_nothing_is_attached(
+    lines: pytest.LogCaptureFixture, additional: dict[Any, Any] | None, said: str
+) -> None:
+    config = SimpleNamespace(additional_config=additional)
+    plugin.attach_once(SimpleNamespace(vllm_config=config))  # which has no runner that could be attached to
+    assert [said in record.getMessage() for record in lines.records] == [True] * bool(said)
+
+
+@pytest.mark.parametrize(
+    ("value", "off"),
+    [
+        ("1", True),
+        ("true", True),
+        ("0", False),
+        ("", False),
+        (" 0 ", False),
+        ("False", False),
+        ("off", False),
+    ],
+)
+def test_what_switches_it_off(monkeypatch: pytest.MonkeyPatch, value: str, off: bool) -> None:
+    monkeypatch.setenv(plugin.SWITCH, value)
+    assert plugin.switched_off() is off

@@ -20,7 +20,7 @@ from typing import Any
 logger = logging.getLogger("vllm.ascend_spec")
 #: of ``additional_config``: what stands under it are our options
 KEY = "ascend_spec"
-#: set to anything but 0 or nothing, the plugin stays out of the way altogether
+#: set to anything but 0, false, no, off or nothing, the plugin stays out of the way altogether
 SWITCH = "ASCEND_SPEC_DISABLE"
 #: the one place that is wrapped: after it a worker's runner and drafter exist, and no model is loaded yet
 SEAM = "vllm.v1.worker.worker_base:WorkerWrapperBase.init_device"
@@ -29,7 +29,7 @@ REGISTRY = "register_speculative_method"
 
 
 def switched_off() -> bool:
-    return os.environ.get(SWITCH, "0") not in ("", "0")
+    return os.environ.get(SWITCH, "0").strip().lower() not in ("", "0", "false", "no", "off")
 
 
 def register() -> None:
@@ -121,13 +121,26 @@ class Extension:
             attach_once(worker)
 
 
+def _warn_of_near_miss(additional: dict[Any, Any]) -> None:
+    """Of a key that was meant to be ours, or of ours without options."""
+    if KEY in additional:
+        logger.warning(
+            "ascend-spec is not attached: %r is null in additional_config; give {} for the defaults", KEY
+        )
+        return
+    names = {name.lower(): name for name in additional if isinstance(name, str)}
+    for near in get_close_matches(KEY, names, n=1, cutoff=0.8):
+        logger.warning(
+            "ascend-spec is not attached: additional_config has the key %r, not %r", names[near], KEY
+        )
+
+
 def attach_once(worker: Any) -> None:
     """Attach to a worker whose configuration asks for it; a second call changes nothing."""
     additional = worker.vllm_config.additional_config or {}
     options = additional.get(KEY)
     if options is None:
-        for near in get_close_matches(KEY, additional, n=1, cutoff=0.8):
-            logger.warning("ascend-spec is not attached: additional_config has the key %r, not %r", near, KEY)
+        _warn_of_near_miss(additional)
         return
     if hasattr(worker.model_runner, "ascend_spec"):
         return
