@@ -63,13 +63,13 @@ def test_the_size_of_a_step_can_be_raised(capsys, tiny):
 
 @pytest.mark.parametrize("command", [["demo"], ["generate", "--model", "none", "--prompt", "x"]])
 def test_the_engine_refuses_before_the_model_is_read(capsys, command):
-    config = '{"method": "suffix", "num_speculative_tokens": 3, "rejection_sample_method": "block"}'
+    config = '{"method": "suffix", "num_speculative_tokens": 3, "kv_cache_dtype": "fp8"}'
     code, out, err = run(capsys, *command, "--speculative-config", config)
     assert (code, out) == (2, "")
     lines = err.splitlines()
     assert len(lines) == 2
     assert "'suffix'" in lines[0]
-    assert "'block'" in lines[1]
+    assert "'kv_cache_dtype'" in lines[1]
 
 
 def check_a_bad_prompt_is_named_by_its_line(capsys, tmp_path, tiny):
