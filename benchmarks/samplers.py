@@ -66,7 +66,7 @@ def ours(arguments: tuple, mode: str, cuts: dict[str, Any]) -> Call:
             seeds=device.int64([r.seed for r in requests]),
             sample_positions=device.int64([r.num_tokens for r in requests]),
             slots=device.int64([r.slot for r in requests]),
-            processing=pack_processing(requests, counts, draft, logits.shape[1], device),
+            processing=pack_processing(requests, counts, draft, logits.shape[1], device, {}),
         )  # fmt: skip
         process_logits(logits, plan, pool)
         output = sampler(logits, plan.spec, plan.temperature, plan.seeds, plan.sample_positions)

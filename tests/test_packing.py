@@ -21,7 +21,7 @@ def request(slot: int, num_drafts: int, params: SamplingParams | None = None, **
 
 
 def pack(requests, counts=None, draft=None):
-    return pack_processing(requests, counts or [r.num_drafts for r in requests], draft, VOCAB, DEVICE)
+    return pack_processing(requests, counts or [r.num_drafts for r in requests], draft, VOCAB, DEVICE, {})
 
 
 def test_nothing_asked_nothing_packed():

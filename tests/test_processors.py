@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 
+import numpy as np
 import pytest
 import torch
 from engine_fixtures import TINY_VOCAB, FunctionDrafter, half_right, oracle, tiny_llama, tiny_model
@@ -192,7 +193,10 @@ def test_only_those_who_ask_get_logprobs(model, tokenizer):
         ({"top_p": 0.0}, "top_p=0.0 was given; choose a number above 0, at most 1"),
         ({"top_p": float("nan")}, "top_p=nan was given"),
         ({"min_p": 1.5}, "min_p=1.5 was given; choose a number from 0 to 1"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty=0.0 was given; choose a number above 0"),
+        (
+            {"repetition_penalty": 0.0},
+            "repetition_penalty=0.0 was given; choose a number from 1e-06 to 1e+06",
+        ),
         ({"presence_penalty": 3}, "choose a number from -2 to 2"),
         ({"frequency_penalty": "a"}, "frequency_penalty='a' was given"),
         ({"logprobs": 21}, "logprobs=21 was given; choose an integer from 0 to 20"),
@@ -204,6 +208,16 @@ def test_only_those_who_ask_get_logprobs(model, tokenizer):
         ({"bad_words": ("",)}, "pass a tuple of strings that are not empty"),
         ({"bad_words": "word"}, "pass a tuple of strings"),
         ({"logits_processors": ("x",)}, "pass a tuple of callables"),
+        ({"logits_processors": (max,)}, "pass a function of (output_token_ids, logits)"),
+        ({"logits_processors": (lambda logits: logits,)}, "pass a function of (output_token_ids, logits)"),
+        ({"bad_words": ("\ud800",)}, "cannot be encoded"),
+        ({"temperature": np.array([0.5, 0.6])}, "choose 0 (greedy) or"),
+        ({"structured_outputs": {"regex": "a"}}, "pass a StructuredOutputsParams"),
+        (
+            {"structured_outputs": StructuredOutputsParams(choice="abc")},
+            "choice='abc' was given; pass a tuple of texts",
+        ),
+        ({"structured_outputs": StructuredOutputsParams(json_object="no")}, "choose True or False"),
         ({"structured_outputs": StructuredOutputsParams()}, "with nothing; give exactly one of"),
         (
             {"structured_outputs": StructuredOutputsParams(regex="a", choice=("b",))},
@@ -223,6 +237,47 @@ def test_bad_parameters_are_refused(model, tokenizer, changes, message):
     with pytest.raises(RequestError) as caught:
         LLM(model, tokenizer=tokenizer).add_request([1, 2], replace(SAMPLED, **changes))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"top_k": 2**40}, {"seed": np.int64(5)}, {"bad_words": (" ",)}, {"temperature": np.float32(0.5)}],
+)
+def test_odd_but_good_parameters(model, tokenizer, changes):
+    generate(LLM(model, tokenizer=tokenizer), replace(SAMPLED, **changes))
+
+
+@pytest.mark.parametrize(
+    ("processor", "why"),
+    [
+        (lambda output, logits: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda output, logits: None, "it returned NoneType"),
+        (lambda output, logits: logits[:5], "it returned [5] and not logits of shape [64]"),
+    ],
+)
+@pytest.mark.parametrize("k", [0, 3])
+def test_a_processor_that_fails_costs_its_request_alone(model, tokenizer, processor, why, k):
+    config = speculative(k, "standard") if k else None
+    llm = LLM(model, tokenizer=tokenizer, speculative_config=config)
+    bad = replace(SAMPLED, logits_processors=(processor,), temperature=0.0)
+    good = replace(SAMPLED, temperature=0.0)
+    outputs = llm.generate(PROMPTS[:3], [good, bad, good])
+    assert [output.finish_reason for output in outputs] == ["length", "error", "length"]
+    assert outputs[1].error.startswith("a logits processor of this request failed: ")
+    assert why in outputs[1].error
+    alone = LLM(model, tokenizer=tokenizer).generate(PROMPTS[:3:2], good)
+    assert [o.token_ids for o in outputs[::2]] == [o.token_ids for o in alone]
+
+
+def test_a_default_argument_is_not_the_prompt(model, tokenizer):
+    def with_default(output, logits, bias=6.0):
+        return add_to_last(bias, output, logits)
+
+    params = replace(SAMPLED, logits_processors=(with_default,))
+    same = replace(SAMPLED, logits_processors=(partial(add_to_last, 6.0),))
+    assert generate(LLM(model, tokenizer=tokenizer), params) == generate(
+        LLM(model, tokenizer=tokenizer), same
+    )
 
 
 @pytest.mark.parametrize("case", ["bad_words", "regex"])

@@ -47,6 +47,10 @@ from ascend_spec.types import Draft, DraftBatch, SamplingParams, ScheduledReques
 
 logger = logging.getLogger(__name__)
 Prompt = str | Sequence[int]
+NOTHING_TO_DRAW = (
+    "the model gave logits that are not finite for this request, or its parameters leave no token to draw; it was "
+    "stopped, others go on: check the parameters, the checkpoint and the dtype"
+)
 
 
 @dataclass
@@ -223,12 +227,14 @@ class LLM:
             request_id=request_id,
             prompt_token_ids=tuple(token_ids),
             params=params,
-            seed=_as_int64(params.seed if params.seed is not None else self._random.getrandbits(64)),
+            seed=_as_int64(int(params.seed) if params.seed is not None else self._random.getrandbits(64)),
             max_num_tokens=min(len(token_ids) + params.max_tokens, self.max_model_len),
             eos_token_ids=tuple(self.model.info.eos_token_ids),
             recompute_beyond=self.model.info.longrope_boundary,
             callback=callback,
-            bad_words_token_ids=bad_words_token_ids(self.tokenizer, params.bad_words),
+            bad_words_token_ids=bad_words_token_ids(
+                self.tokenizer, params.bad_words, self.model.info.vocab_size
+            ),
             grammar=self._grammar(params),
         )
         has_text = self.tokenizer is not None
@@ -428,10 +434,7 @@ class LLM:
         if num_emitted == 0:
             self.metrics.num_non_finite_logits += 1
             request.finish_reason = "error"
-            request.error = (
-                "the model gave logits that are not finite for this request; it was stopped, others go on: "
-                "check the checkpoint and the dtype"
-            )
+            request.error = self.runner.failures.get(item.request_id, NOTHING_TO_DRAW)
             self._clear_blocks(request)
             return 0
         if item.decodes and self.drafter is not None:

@@ -7,7 +7,8 @@ from numbers import Integral, Real
 from typing import Any
 
 from ascend_spec.engine.request import RequestError
-from ascend_spec.types import SamplingParams
+from ascend_spec.samplers.packing import num_arguments
+from ascend_spec.types import SamplingParams, StructuredOutputsParams
 
 #: Least and largest temperature but 0: beyond, logits divided by it no longer fit float32.
 TEMPERATURES = (1e-6, 1e6)
@@ -29,7 +30,7 @@ INFINITY = float("inf")
 #: field -> what holds of a good value, and how that is said
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (
-        lambda value: value == 0 or _number(*TEMPERATURES)(value),
+        lambda value: _number(0, 0)(value) or _number(*TEMPERATURES)(value),
         f"choose 0 (greedy) or {TEMPERATURES[0]:g} to {TEMPERATURES[1]:g}",
     ),
     "seed": (
@@ -41,8 +42,8 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "top_p": (_number(0, 1, above=True), "choose a number above 0, at most 1"),
     "min_p": (_number(0, 1), "choose a number from 0 to 1"),
     "repetition_penalty": (
-        lambda value: _number(0, INFINITY, above=True)(value) and value != INFINITY,
-        "choose a number above 0",
+        _number(1e-6, 1e6),
+        "choose a number from 1e-06 to 1e+06",
     ),
     "presence_penalty": (_number(-2, 2), "choose a number from -2 to 2"),
     "frequency_penalty": (_number(-2, 2), "choose a number from -2 to 2"),
@@ -77,11 +78,32 @@ def _wrong(params: SamplingParams, vocab_size: int, has_tokenizer: bool) -> Iter
     yield from _wrong_words("stop", "stop strings", params.stop, has_tokenizer)
     yield from _wrong_words("bad_words", "bad words", params.bad_words, has_tokenizer)
     yield from _wrong_tokens(params, vocab_size)
-    if params.structured_outputs is not None and not has_tokenizer:
-        yield "structured_outputs was given to an engine without a tokenizer: pass one to LLM"
+    yield from _wrong_structure(params.structured_outputs, has_tokenizer)
     processors = params.logits_processors
     if not (isinstance(processors, tuple | list) and all(map(callable, processors))):
         yield f"logits_processors={processors!r} was given; pass a tuple of callables"
+    for processor in processors:
+        if num_arguments(processor) not in (2, 3):
+            yield (
+                f"the logits processor {processor!r} was given; pass a function of (output_token_ids, logits) or of "
+                "(prompt_token_ids, output_token_ids, logits)"
+            )
+
+
+def _wrong_structure(asked: Any, has_tokenizer: bool) -> Iterator[str]:
+    if asked is None:
+        return
+    if not has_tokenizer:
+        yield "structured_outputs was given to an engine without a tokenizer: pass one to LLM"
+    if not isinstance(asked, StructuredOutputsParams):
+        yield f"structured_outputs={asked!r:.200} was given; pass a StructuredOutputsParams"
+    choice = asked.choice
+    if choice is not None and not (
+        isinstance(choice, tuple | list) and choice and all(isinstance(text, str) for text in choice)
+    ):
+        yield f"structured_outputs.choice={choice!r:.200} was given; pass a tuple of texts"
+    if not isinstance(asked.json_object, bool):
+        yield f"structured_outputs.json_object={asked.json_object!r:.200} was given; choose True or False"
 
 
 def _wrong_words(name: str, what: str, words: Any, has_tokenizer: bool) -> Iterator[str]:

@@ -57,6 +57,8 @@ class StepRunner:
         self.vocab_size = vocab_size
         # bucket and shapes of the processing -> buffers, replay
         self.captured: dict[tuple[Any, ...], tuple[StepPlan, Callable[[StepPlan], torch.Tensor]]] = {}
+        self.failures: dict[str, str] = {}
+        """Of the last step's logits processors, by request."""
         self.logprobs: LogprobRows | None = None
         """Of the last step's requests that want them, all of their rows in order."""
 
@@ -67,7 +69,9 @@ class StepRunner:
         plan = self.scorer.pack(scheduled, self.pool.token_ids, self.pool.block_table, draft, bucket)
         device = Upload(self.pool.token_ids.device)
         counts = plan.spec.num_draft_tokens
-        plan = replace(plan, processing=pack_processing(sampled, counts, draft, self.vocab_size, device))
+        self.failures = {}
+        todo = pack_processing(sampled, counts, draft, self.vocab_size, device, self.failures)
+        plan = replace(plan, processing=todo)
         self.logprobs = None
         if any(item.params.logprobs is not None for item in sampled):
             output = self._with_logprobs(sampled, plan, device)

@@ -5,22 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ascend_spec.engine.request import RequestError
 
-def bad_words_token_ids(tokenizer: Any, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+
+def bad_words_token_ids(tokenizer: Any, words: Sequence[str], vocab_size: int) -> tuple[tuple[int, ...], ...]:
     """Each word as it is spelt at the start of a text, and as it is after a space where that is other tokens, but
-    no more of them: vLLM's rule."""
+    no more of them: vLLM's rule. What the model has no ids for it cannot say.
+
+    Raises:
+        RequestError: a word that the tokenizer makes nothing of.
+    """
     found: list[tuple[int, ...]] = []
     for word in words:
-        bare = _encode(tokenizer, word.lstrip())
-        spaced = _encode(tokenizer, f" {word.lstrip()}")
+        text = word.lstrip() or word
+        bare, spaced = _encode(tokenizer, text), _encode(tokenizer, f" {text}")
         found.append(bare)
         if len(spaced) == len(bare) and spaced[:1] != bare[:1]:
             found.append(spaced)
-    return tuple(dict.fromkeys(word for word in found if word))
+    return tuple(dict.fromkeys(word for word in found if max(word) < vocab_size))
 
 
 def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
     try:
-        return tuple(tokenizer.encode(text, add_special_tokens=False))
-    except TypeError:  # a tokenizer of the caller's own, which knows no special tokens
-        return tuple(tokenizer.encode(text))
+        try:
+            ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+        except TypeError:  # a tokenizer of the caller's own, which knows no special tokens
+            ids = tuple(tokenizer.encode(text))
+    except Exception as error:
+        raise RequestError(f"the bad word {text!r} cannot be encoded: {error}") from error
+    if not ids:
+        raise RequestError(
+            f"the bad word {text!r} was given, which the tokenizer makes no tokens of: leave it out"
+        )
+    return ids

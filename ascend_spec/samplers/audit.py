@@ -21,6 +21,8 @@ import ascend_spec_ops
 from ascend_spec_ops.verify import RULES
 
 VOCAB, K, CHUNK = 5, 3, 100_000
+#: fewer say nothing
+MIN_SAMPLES = 1000
 EXACT = ("standard", "block", "coupled")
 #: numbers of the lossy rules, which are audited for how far off they are
 OPTIONS: dict[str, tuple[float, ...]] = {
@@ -110,7 +112,7 @@ def audit(
     variance = float((accepted * (lengths - mean) ** 2).sum() / samples)
     return Audit(
         rule, kind, temperature, float((pairs / samples - law).abs().sum() / 2), chi_square, float(p_value), mean,
-        expected_accepted(tables, rule, kind, temperature), (variance / samples) ** 0.5,
+        expected_accepted(tables, rule, kind, temperature), max(variance / samples, samples**-2) ** 0.5,
     )  # fmt: skip
 
 
@@ -231,14 +233,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add("--json", action="store_true", help="a line of JSON for each cell")
     args = parser.parse_args(argv)
-    if args.samples < 1 or any(t <= 0 for t in args.temperature or ()):
-        parser.error("--samples must be 1 or more, and --temperature above 0")
+    if args.samples < MIN_SAMPLES or not all(0.1 <= t <= 10 for t in args.temperature or ()):
+        parser.error(f"--samples must be {MIN_SAMPLES} or more, and --temperature from 0.1 to 10")
     verify = None
     if args.callable:
         module, _, name = args.callable.partition(":")
         try:
             verify = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
+        except (ImportError, AttributeError, ValueError, TypeError) as error:
             parser.error(
                 f"--callable {args.callable!r} was given; it must be MODULE:NAME of a function ({error})"
             )
@@ -273,7 +275,7 @@ def _row(line: Audit, remark: str) -> str:
         f"{line.chi_square:12.2f} {line.p_value:10.3g} {line.mean_accepted:9.5f}",
     ]
     if line.expected_accepted is not None:
-        z = (line.mean_accepted - line.expected_accepted) / max(line.standard_error, 1e-300)
+        z = (line.mean_accepted - line.expected_accepted) / line.standard_error
         cells.append(f"{line.expected_accepted:9.5f} {z:6.2f}")
     return " ".join([*cells, remark]).rstrip()
 

@@ -14,7 +14,7 @@ class Logprob:
 
     logprob: float
     rank: int
-    """1 is the likeliest; tied tokens share the larger rank."""
+    """1 is the likeliest. Of tokens that tie, the emitted one has the largest rank."""
 
 
 @dataclass(frozen=True)

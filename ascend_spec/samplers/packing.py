@@ -36,12 +36,14 @@ def pack_processing(
     draft: Draft | None,
     vocab_size: int,
     device: Upload,
+    failures: dict[str, str],
 ) -> LogitsProcessing | None:
     """
     Args:
         requests: those that sample, in the order of the plan.
         num_draft_tokens: ``B`` counts; those beyond ``requests`` are padded requests'.
         draft: read on the host if a request has a grammar or callbacks, whose rows depend on the drafts.
+        failures: where callbacks that fail will say so, by request; their rows become NaN, which ends the request.
 
     Returns:
         None: logits are drawn from as they are.
@@ -57,7 +59,7 @@ def pack_processing(
         row_offsets=device.int64([j for _, j in rows]),
         bitmask=_bitmask(rows, drafts, vocab_size, device),
         bad_words=_bad_words(padded, device),
-        callbacks=_callbacks(rows, drafts),
+        callbacks=_callbacks(rows, drafts, failures),
         bias=_bias(rows, device),
         penalties=_penalties(padded, device),
         cuts=_cuts(rows, device),
@@ -164,14 +166,14 @@ def _cuts(rows: Sequence[Row], device: Upload) -> Cuts | None:
     if not any(r.params.cuts_tokens for r, _ in rows):
         return None
     return Cuts(
-        top_k=device.int32([max(0, r.params.top_k) for r, _ in rows]),
+        top_k=device.int32([min(max(0, r.params.top_k), 2**31 - 1) for r, _ in rows]),
         top_p=device.float32([r.params.top_p for r, _ in rows]),
         min_p=device.float32([r.params.min_p for r, _ in rows]),
     )
 
 
 def _callbacks(
-    rows: Sequence[Row], drafts: dict[int, list[int]]
+    rows: Sequence[Row], drafts: dict[int, list[int]], failures: dict[str, str]
 ) -> tuple[tuple[int, Callable[[torch.Tensor], torch.Tensor]], ...]:
     found = []
     for row, (request, j) in enumerate(rows):
@@ -179,7 +181,8 @@ def _callbacks(
         if processors and j <= len(drafts[request.slot]):
             prompt = list(request.token_ids[: request.num_prompt_tokens])
             output = [*request.token_ids[request.num_prompt_tokens :], *drafts[request.slot][:j]]
-            found += [(row, _bound(processor, prompt, output)) for processor in processors]
+            report = partial(failures.setdefault, request.request_id)
+            found += [(row, partial(_call, _bound(p, prompt, output), report)) for p in processors]
     return tuple(found)
 
 
@@ -187,6 +190,30 @@ def _bound(
     processor: LogitsProcessor, prompt: list[int], output: list[int]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """vLLM's two forms: ``(output, logits)`` and ``(prompt, output, logits)``."""
-    takes_prompt = len(inspect.signature(processor).parameters) == 3
-    args: tuple[Any, ...] = (prompt, output) if takes_prompt else (output,)
+    args: tuple[Any, ...] = (prompt, output) if num_arguments(processor) == 3 else (output,)
     return partial(processor, *args)
+
+
+def num_arguments(processor: LogitsProcessor) -> int | None:
+    """How many arguments must be given by position; None: it does not say."""
+    try:
+        parameters = inspect.signature(processor).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in by_position and p.default is inspect.Parameter.empty for p in parameters)
+
+
+def _call(
+    processor: Callable[[torch.Tensor], torch.Tensor], report: Callable[[str], Any], logits: torch.Tensor
+) -> torch.Tensor:
+    """What the processor makes of ``logits [V]``. One that fails costs its own request, and no other."""
+    try:
+        result = processor(logits)
+        if not isinstance(result, torch.Tensor) or result.shape != logits.shape:
+            what = list(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
+            raise TypeError(f"it returned {what} and not logits of shape {list(logits.shape)}")
+    except Exception as error:
+        report(f"a logits processor of this request failed: {type(error).__name__}: {error}")
+        return torch.full_like(logits, float("nan"))
+    return result
