@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from config_fixtures import LLAMA
 
-from ascend_spec.config import ConfigError, SpeculativeConfig
+from ascend_spec.config import RULES, ConfigError, SpeculativeConfig
 from ascend_spec.vllm import translate
 from ascend_spec.vllm.attach import runner_kind
 from ascend_spec.vllm.seams import SeamError
-from ascend_spec.vllm.translate import keeps_stock_rule, plan_for
+from ascend_spec.vllm.translate import plan_for
 from ascend_spec.vllm.v1 import V1Adapter
 
 
@@ -154,39 +154,44 @@ def test_ngram_gpu_stays_vllms_on_v1():
     assert runner.drafter.propose is None
 
 
-SYNTHETIC = {"synthetic_acceptance_rates": [0.5] * 4}
-#: a rule that we don't have, the runner, and whether that runner of vLLM's carries it out
-STOCK = [
-    ("synthetic", "cpu", "v1", True), ("synthetic", "cpu", "v2", True), ("synthetic", "npu", "v1", False),
-    ("fly", "cpu", "v1", True), ("fly", "cpu", "v2", True), ("fly", "npu", "v1", False),
-    ("block", "cpu", "v1", False), ("block", "cpu", "v2", True), ("block", "npu", "v2", False),
-]  # fmt: skip
+#: rule -> what vLLM's own fields say beside its name
+EVERY_RULE = {
+    "standard": {}, "block": {}, "typical": {}, "fly": {}, "coupled": {},
+    "synthetic": {"synthetic_acceptance_rates": [0.5] * 4},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("rule", "device", "runner", "has_it"), STOCK)
-def test_a_rule_stays_with_a_runner_that_has_it(rule, device, runner, has_it, monkeypatch):
-    """Elsewhere vLLM would quietly run another one. By our name it is not asked of vLLM, so it is refused."""
-    monkeypatch.setattr(translate, "OUR_RULES", {"v1": ("standard",), "v2": ("standard",)})
-    extra = SYNTHETIC if rule == "synthetic" else {}
-    asked = {"rejection_sample_method": rule, **extra}
-    if has_it:
-        assert keeps_stock_rule(plan(device, runner=runner, **asked))
-    else:
-        with pytest.raises(ConfigError) as caught:
-            plan(device, runner=runner, **asked)
-        said = caught.value.findings[0].message
-        assert f"'rejection_sample_method' was given as '{rule}'" in said
-        assert ("vLLM's V2 runner, which has that rule" in said) == (device == "cpu")
-    with pytest.raises(ConfigError, match=r"'ascend_spec.rejection_sample_method' was given as") as caught:
-        plan(device, options={"rejection_sample_method": rule}, runner=runner, **extra)
-    assert (f"set vLLM's own field to '{rule}'" in str(caught.value)) == has_it
+@pytest.mark.parametrize("rule", EVERY_RULE)
+@pytest.mark.parametrize(("device", "runner"), [("cpu", "v1"), ("cpu", "v2"), ("npu", "v1"), ("npu", "v2")])
+def test_every_rule_is_taken(device, runner, rule):
+    """In vLLM's field, if it has a word for the rule, and in ours."""
+    more = EVERY_RULE[rule]
+    ours = {"options": {"rejection_sample_method": rule}, **more}
+    theirs = {"rejection_sample_method": rule, **more}
+    for given in (ours, theirs) if RULES[rule].in_vllm else (ours,):
+        assert plan(device, runner=runner, **given).rule.name == rule
 
 
-def test_a_rule_of_ours_is_not_left_to_vllm(monkeypatch):
-    monkeypatch.setattr(translate, "OUR_RULES", {"v1": ("standard", "block"), "v2": ("standard",)})
-    assert not keeps_stock_rule(plan("npu", rejection_sample_method="block"))
-    assert not keeps_stock_rule(plan("cpu", options={"rejection_sample_method": "block"}))
-    assert keeps_stock_rule(plan("cpu", runner="v2", rejection_sample_method="block"))
+def test_options_of_rules_reach_the_plan():
+    options = {"rejection_sample_method": "typical", "posterior_threshold": 0.2, "posterior_alpha": 0.5}
+    assert plan("cpu", options=options).rule_options == (0.2, 0.5)
+    rates = {"synthetic_acceptance_rates": [0.8, 0.4, 0.2, 0.0]}
+    synthetic = plan("cpu", rejection_sample_method="synthetic", **rates).rule_options
+    assert synthetic == pytest.approx((0.8, 0.5, 0.5, 0.0))
+
+
+def test_drafts_with_noise_of_their_own_are_refused_under_coupled():
+    """vLLM's V2 speculators draw by themselves; on V1 the draw is ours."""
+    given = {"method": "draft_model", "model": "org/draft", "draft_sample_method": "probabilistic"}
+    coupled = {"rejection_sample_method": "coupled"}
+    with pytest.raises(ConfigError, match='with the rule "coupled"') as caught:
+        plan("cpu", options=coupled, runner="v2", **given)
+    assert [finding.field for finding in caught.value.findings] == ["draft_sample_method"]
+    assert plan("cpu", options=coupled, runner="v1", **given).rule.name == "coupled"
+    assert (
+        plan("cpu", options={"rejection_sample_method": "block"}, runner="v2", **given).rule.name == "block"
+    )
+    assert plan("cpu", options=coupled, runner="v2").rule.name == "coupled"
 
 
 #: names that another package has registered with vLLM

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ascend_spec.config import AscendSpecConfig
 from ascend_spec.vllm import plugin
-from ascend_spec.vllm.v1 import SAMPLER_SEAMS
+from ascend_spec.vllm.v1 import JUDGE_SEAMS, SAMPLER_SEAMS
 from ascend_spec.vllm.v2_sampler import V2Draw, V2Verify
 
 #: distributions that bring a package ``vllm``
@@ -74,7 +74,7 @@ def seams(root: Path) -> dict[str, str]:
 def v1_seams() -> dict[str, None]:
     """Places of what the V1 adapter's own table names."""
     places: dict[str, None] = {}
-    for path in SAMPLER_SEAMS:
+    for path in SAMPLER_SEAMS + JUDGE_SEAMS:
         first, _, rest = path.partition(".")
         places[f"{V1_OWNERS[first]}.{rest}" if rest else f"{V1_RUNNER}.{first}"] = None
     return places

@@ -108,6 +108,12 @@ def is_first_tensor_rank() -> bool:
     return get_tensor_model_parallel_rank() == 0
 
 
+def is_last_pipeline_rank() -> bool:
+    from vllm.distributed.parallel_state import get_pp_group
+
+    return get_pp_group().is_last_rank
+
+
 class Collector:
     """What Prometheus' registry asks for the counters of this server's workers."""
 

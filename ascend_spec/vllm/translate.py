@@ -34,11 +34,6 @@ HONOURED = (
 ATTENTION_DEVICES = ("cpu", "cuda")
 #: query rows of a request that vllm-ascend's attention takes, by its own assertion
 ASCEND_QUERY_ROWS = 16
-#: rules that the adapters carry out, by runner
-OUR_RULES = {"v1": ("standard",), "v2": ("standard",)}
-#: rules that a runner of vLLM's really has: asked for in its own field, they stay vLLM's. V1 reads "block" as
-#: "standard", vllm-ascend 0.23 "synthetic", and its V2 runner "block"
-STOCK_RULES = {"v1": ("synthetic", "fly"), "v2": ("synthetic", "fly", "block"), "npu": ()}
 
 
 def plan_for(vllm_config: Any, options: Any, runner_kind: str) -> Plan:
@@ -59,20 +54,14 @@ def plan_for(vllm_config: Any, options: Any, runner_kind: str) -> Plan:
             raise ConfigError([_nothing_to_apply_to(options)])
         return resolve(None, target)
     plan = resolve(load_speculative_config({**_carried(carrier), "ascend_spec": options}), target)
-    stock_rules = STOCK_RULES["npu" if on_ascend(vllm_config) else runner_kind]
     if refused := [
         *_refused(plan, carrier),
-        *_refused_rule(plan, carrier, stock_rules),
+        *_refused_noise(plan),
         *_refused_on_ascend(plan, vllm_config),
         *_refused_attention(plan, vllm_config),
     ]:
         raise ConfigError(refused)
     return plan
-
-
-def keeps_stock_rule(plan: Plan) -> bool:
-    """Whether vLLM's own sampler carries out the rule."""
-    return plan.rule.name not in OUR_RULES[plan.target.runner]
 
 
 def _nothing_to_apply_to(options: Any) -> Finding:
@@ -103,26 +92,18 @@ def _refused(plan: Plan, carrier: Any) -> Iterator[Finding]:
             )
 
 
-def _refused_rule(plan: Plan, carrier: Any, stock_rules: tuple[str, ...]) -> Iterator[Finding]:
-    """A rule that neither the adapter has nor, asked for in its own field, the runner of vLLM."""
-    rule, runner = plan.rule.name, plan.target.runner
-    vllms_field = rule == carrier.rejection_sample_method
-    if rule in OUR_RULES[runner] or (vllms_field and rule in stock_rules):
-        return
-    field = "rejection_sample_method" if vllms_field else "ascend_spec.rejection_sample_method"
-    instead = 'Use "standard"'
-    if rule in stock_rules:
-        instead += (
-            f", or remove it and set vLLM's own field to {rule!r}: its {runner.upper()} runner has that rule"
+def _refused_noise(plan: Plan) -> Iterator[Finding]:
+    """Drafts that are to be drawn with the target's random numbers by drafters that have others."""
+    if (
+        plan.target.runner == "v2"
+        and plan.rule.name == "coupled"
+        and plan.speculator.draft_distribution == "sampled"
+    ):
+        yield Finding(
+            "draft_sample_method",
+            '\'draft_sample_method\' was given as "probabilistic" with the rule "coupled", but the drafters of vLLM\'s '
+            'V2 runner draw with random numbers of their own. Use "greedy", or change the rule.',
         )
-    elif stock_rules and rule in STOCK_RULES["v2"]:
-        instead += (
-            ", or vLLM's V2 runner, which has that rule (environment variable VLLM_USE_V2_MODEL_RUNNER)"
-        )
-    yield Finding(
-        field,
-        f"'{field}' was given as {rule!r}, which is not built for vLLM's {runner.upper()} runner yet. {instead}.",
-    )
 
 
 #: options of vllm-ascend under which the sampler would see something else than whole rows of logits, or be ignored

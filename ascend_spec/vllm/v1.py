@@ -10,21 +10,23 @@ from typing import Any
 
 import ascend_spec_ops
 from ascend_spec.config import Plan
-from ascend_spec.vllm.metrics import Metrics, is_first_tensor_rank
+from ascend_spec.vllm.metrics import Metrics, is_first_tensor_rank, is_last_pipeline_rank
 from ascend_spec.vllm.on_error import OnError, refuse_disable
 from ascend_spec.vllm.seams import check_seams
-from ascend_spec.vllm.translate import keeps_stock_rule
 from ascend_spec.vllm.v1_drafters import V1DraftSampler, V1NgramProposer, load_or_go_without
 from ascend_spec.vllm.v1_sampler import V1Sampler
 
-#: what the sampler holds on to, of a runner that judges drafts
+#: what the sampler holds on to
 SAMPLER_SEAMS = (
-    "_sample", "_get_spec_decode_draft_probs", "seq_lens", "input_batch.req_ids", "input_batch.generators",
+    "_sample", "seq_lens", "input_batch.req_ids", "input_batch.generators",
     "input_batch.req_output_token_ids",
     "input_batch.update_async_output_token_ids", "sampler.apply_logits_processors", "sampler.gather_logprobs",
-    "sampler.compute_logprobs", "sampler.gather_specific_token_logprobs", "sampler.topk_topp_sampler",
-    "rejection_sampler.apply_logits_processors", "rejection_sampler._get_logprobs_tensors",
+    "sampler.compute_logprobs", "sampler.gather_specific_token_logprobs",
 )  # fmt: skip
+#: the same, where drafts are judged
+JUDGE_SEAMS = ("_get_spec_decode_draft_probs", "rejection_sampler.apply_logits_processors")
+#: of a drafter that samples
+DRAW_SEAMS = ("drafter._sample_from_logits", "drafter._enable_probabilistic_draft_probs")
 #: what a runner without its drafter is changed in
 LOAD_SEAMS = (
     "drafter.load_model", "speculative_config", "num_spec_tokens",
@@ -42,8 +44,9 @@ class V1Adapter:
 
     def __init__(self, runner: Any, plan: Plan) -> None:
         self.plan = plan
-        judges = hasattr(runner, "rejection_sampler")  # the last pipeline stage alone does
-        samples = judges and not keeps_stock_rule(plan)
+        speculates = plan.num_speculative_tokens > 0
+        # the last pipeline stage alone samples; vLLM's rejection sampler is there with speculation
+        samples = hasattr(runner, "rejection_sampler") if speculates else is_last_pipeline_rank()
         drafter = getattr(runner, "drafter", None)  # None on vllm-ascend's pipeline stages but the last
         drafts = drafter is not None and plan.method == "ngram"
         draws = samples and plan.speculator.draft_distribution == "sampled"
@@ -53,11 +56,12 @@ class V1Adapter:
         check_seams(
             runner,
             (SAMPLER_SEAMS if samples else ())
+            + (JUDGE_SEAMS if samples and speculates else ())
             + (("drafter.propose",) if drafts else ())
-            + (("drafter._sample_from_logits",) if draws else ())
+            + (DRAW_SEAMS if draws else ())
             + (LOAD_SEAMS if may_go_without else ()),
         )
-        self.metrics = Metrics(plan.rule, is_published=judges and is_first_tensor_rank())
+        self.metrics = Metrics(plan.rule, is_published=samples and is_first_tensor_rank())
         on_error = OnError(plan, self.metrics)
         ascend_spec_ops.limit_threads(plan.num_threads)
         ascend_spec_ops.warm_up(plan.warm_up, runner.device)
@@ -65,11 +69,14 @@ class V1Adapter:
             runner._sample = sampler = V1Sampler(runner, plan, self.metrics)
             if draws:
                 runner.drafter._sample_from_logits = V1DraftSampler(runner.drafter, sampler)
+                runner.drafter._enable_probabilistic_draft_probs = (
+                    True  # vLLM's V1: with few of the rules alone
+                )
         if drafts:
             runner.drafter.propose = V1NgramProposer(runner.drafter, plan, on_error)
         if may_go_without:
             load_or_go_without(runner, on_error)
-        self.sampler = "ours" if samples else "vLLM's own" if judges else "none on this rank"
+        self.sampler = "ours" if samples else "none on this rank"
         self.drafter = "ours" if drafts else "vLLM's own" if drafter is not None else "none"
         if drafter is not None and plan.method == "ngram_gpu":
             self.drafter += " (its history is in tensors of the runner; ours drafts with method ngram)"

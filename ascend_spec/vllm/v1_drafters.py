@@ -64,15 +64,17 @@ class V1DraftSampler:
     """Stands in for ``_sample_from_logits`` of a drafter that samples.
 
     The distribution is vLLM's own, the softmax over temperature; the draw is a function of the request's seed
-    and of the position, so that a seeded request gets the same tokens again.
+    and of the position, so that a seeded request gets the same tokens again. Under the rule "coupled" it is the
+    target's own draw, from the draft's logits: the more alike these are, the more often both draw the same.
     """
 
     def __init__(self, drafter: Any, sampler: V1Sampler) -> None:
         self.stock, self.sampler = drafter._sample_from_logits, sampler
+        self.is_coupled = sampler.plan.rule.name == "coupled"
 
     def __call__(self, logits: torch.Tensor, sampling: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """``logits [B * n, V]``, n rows a request -> tokens ``[B * n]`` int64, and their distributions
-        ``[B * n, V]`` float32 (None where all requests are greedy)."""
+        ``[B * n, V]`` float32 (None where all requests are greedy, or nothing reads them)."""
         draw = self.sampler.next_draw
         if draw is None or sampling.all_greedy:
             return self.stock(logits, sampling)
@@ -82,8 +84,12 @@ class V1DraftSampler:
         positions = (draw.positions[:, None] + offsets).flatten()
         temperature = sampling.temperature[: draw.seeds.shape[0]].repeat_interleave(each)
         greedy = temperature < EPS
-        probs = (logits.float() / temperature.masked_fill(greedy, 1.0)[:, None]).softmax(-1)
         seeds = draw.seeds.repeat_interleave(each)
+        if self.is_coupled:
+            temperature = temperature.to(torch.float32).masked_fill(greedy, 0.0)
+            tokens = ascend_spec_ops.sample(logits, temperature, seeds, positions)
+            return tokens.clamp(min=0).to(torch.int64), None  # rows that are not finite: any token
+        probs = (logits.float() / temperature.masked_fill(greedy, 1.0)[:, None]).softmax(-1)
         bits = ascend_spec_ops.random_bits(seeds, positions, STREAM_DRAFT_LANE, probs.shape[1])
         noise = exponential_of(bits).to(torch.float32)
         return torch.where(greedy, probs.argmax(-1), (probs / noise).argmax(-1)), probs

@@ -6,7 +6,6 @@ Steps with and without drafts go through the same code, so speculation on and of
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -58,18 +57,18 @@ class V1Sampler:
             self._update_async_drafts()
         num_reqs = logits.shape[0] if drafts is None else len(drafts.num_draft_tokens)
         self._count_steps_without_drafts(drafts, num_reqs)
-        raw = logits.to(torch.float32)
         wants_logprobs = sampling.max_num_logprobs is not None or bool(sampling.logprob_token_ids)
-        if wants_logprobs and not self._processed_logprobs:
-            raw = raw.clone()  # processors write into what they are given
-        rows = self._process(logits.to(torch.float32), sampling, drafts)
+        rows = raw = logits.to(torch.float32)
+        if wants_logprobs and not self._processed_logprobs:  # processors write into what they are given
+            raw = rows.clone() if rows is logits else logits
+        rows = self._process(rows, sampling, drafts)
         rows, temperature = self._constrain(rows, sampling, drafts, num_reqs)
         output = self._judge(rows, temperature, drafts, num_reqs)
         tokens = self._finite(output, rows, drafts)
         logprobs = None
         if wants_logprobs:
             source = rows if self._processed_logprobs else raw
-            logprobs = self._logprobs(source, logits, tokens, sampling, drafts)
+            logprobs = self._logprobs(source, tokens, sampling, drafts)
         return _sampler_output(tokens, logprobs)
 
     # ---- processors
@@ -80,7 +79,6 @@ class V1Sampler:
         bonus row as it treats the others; vLLM itself has another method for that one, which counts no drafts
         towards ``min_tokens``.
         """
-        stock = self.runner.rejection_sampler
         if drafts is None:
             return self.runner.sampler.apply_logits_processors(rows, sampling, False)
         holder = getattr(sampling, "thinking_budget_state_holder", None)
@@ -90,7 +88,7 @@ class V1Sampler:
         each = [count + 1 for count in drafts.num_draft_tokens]
         ends = torch.tensor(each, dtype=torch.int32).cumsum(0, dtype=torch.int32)
         counts = SimpleNamespace(num_draft_tokens=each, cu_num_draft_tokens=ends.to(rows.device))
-        rows = stock.apply_logits_processors(rows, longer, counts)
+        rows = self.runner.rejection_sampler.apply_logits_processors(rows, longer, counts)
         if holder is not None and holder.has_tracked_requests():
             holder.update_state(sampling.output_token_ids, spec, repeat_indices=None)
             for index, is_bonus in (
@@ -103,18 +101,32 @@ class V1Sampler:
     def _constrain(
         self, rows: torch.Tensor, sampling: Any, drafts: Any, num_reqs: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Temperature, top-k and top-p; returns the rows and the temperature that is left to apply, ``[B]``."""
+        """What vLLM does to sampled requests alone: min-p and the like, top-k, top-p. Returns the rows and the
+        temperature that is left to apply, ``[B]``."""
         if sampling.all_greedy:
             return rows, torch.zeros(num_reqs, device=rows.device)
         temperature = sampling.temperature[:num_reqs].to(torch.float32)
-        greedy = temperature < EPS
-        if sampling.top_k is None and sampling.top_p is None and not self._processed_logprobs:
-            return rows, temperature.masked_fill(greedy, 0.0)
+        temperature = temperature.masked_fill(temperature < EPS, 0.0)
+        processors, top_k, top_p = _argmax_invariant(sampling), sampling.top_k, sampling.top_p
+        is_divided = bool(processors) or self._processed_logprobs  # they read what temperature has divided
+        if not is_divided and top_k is None and top_p is None:
+            return rows, temperature
         owner = self._owners(drafts, num_reqs, rows.device)
-        rows = rows.div_(temperature.masked_fill(greedy, 1.0)[owner, None])
-        constrain = _apply_top_k_top_p(self.runner.sampler)
-        rows = constrain(rows, _rows(sampling.top_k, owner), _rows(sampling.top_p, owner))
-        return rows, torch.where(greedy, 0.0, 1.0)
+        if is_divided:
+            rows = rows.div_(temperature.masked_fill(temperature == 0, 1.0)[owner, None])
+            temperature = (temperature > 0).to(torch.float32)
+        for processor in processors:
+            rows = processor.apply(rows)
+        if top_k is not None or top_p is not None:
+            off = torch.zeros(len(rows), device=rows.device)
+            ascend_spec_ops.filter_logits(
+                rows,
+                temperature[owner],
+                off.to(torch.int32) if top_k is None else top_k[owner].to(torch.int32),
+                off + 1 if top_p is None else top_p[owner].to(torch.float32),
+                off,
+            )
+        return rows, temperature
 
     def _owners(self, drafts: Any, num_reqs: int, device: torch.device) -> torch.Tensor:
         """``[N + B]`` int64: the request each row belongs to."""
@@ -145,10 +157,12 @@ class V1Sampler:
                 temperature,
                 seeds,
                 first,
-                drafts.max_spec_len,
+                self.plan.num_speculative_tokens,  # as many as "synthetic" has rates; a step's most may be fewer
                 draft_logits,
                 draft_temperature,
-            )
+                self.plan.rule.name,
+                self.plan.rule_options,
+            )[:, : drafts.max_spec_len + 2]
         self.next_draw = NextDraw(seeds, first + output[:, 0].clamp(min=1))
         return output
 
@@ -157,7 +171,7 @@ class V1Sampler:
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Drafts and the distribution they were drawn from; greedy requests have deterministic ones."""
         tokens = drafts.draft_token_ids.to(torch.int32)
-        if self.plan.speculator.draft_distribution == "one-hot":
+        if self.plan.speculator.draft_distribution == "one-hot" or not self.plan.rule.needs_q:
             return tokens, None, None
         sampled = temperature > 0
         probs = self.runner._get_spec_decode_draft_probs(drafts)
@@ -220,49 +234,38 @@ class V1Sampler:
     def _processed_logprobs(self) -> bool:
         return str(self.runner.sampler.logprobs_mode).startswith("processed")
 
-    def _logprobs(
-        self, source: torch.Tensor, logits: torch.Tensor, tokens: torch.Tensor, sampling: Any, drafts: Any
-    ) -> Any:
-        sampler, count = self.runner.sampler, sampling.max_num_logprobs
-        if sampling.logprob_token_ids:
-            return self._logprobs_of(sampling.logprob_token_ids, source, tokens, drafts)
-        if drafts is not None:
-            target, bonus = drafts.target_logits_indices, drafts.bonus_logits_indices
-            return self.runner.rejection_sampler._get_logprobs_tensors(
-                count, drafts, logits, source[target], source[bonus], tokens
-            )
-        if not str(sampler.logprobs_mode).endswith("logits"):
+    def _logprobs(self, source: torch.Tensor, tokens: torch.Tensor, sampling: Any, drafts: Any) -> Any:
+        """Of ``tokens [B, K + 1]``, which the rows ``source [N + B, V]`` gave, by vLLM's methods for one token a row.
+
+        A request may name the tokens it wants (``logprob_token_ids``); as in vLLM the others of the batch then have
+        that of their own token alone. vLLM's rejection sampler gives none of them.
+        """
+        sampler, width = self.runner.sampler, tokens.shape[1]
+        source = self._rows_of_tokens(source, tokens, drafts)
+        if str(sampler.logprobs_mode).endswith("logits"):
+            source = source.to(torch.float32)
+        else:
             source = sampler.compute_logprobs(source)
-        return sampler.gather_logprobs(source, count, token_ids=tokens[:, 0].to(torch.int64))
+        token_ids = tokens.flatten().clamp(min=0).to(torch.int64)
+        if named := sampling.logprob_token_ids:
+            by_row = {request * width + i: ids for request, ids in named.items() for i in range(width)}
+            return sampler.gather_specific_token_logprobs(source, by_row, token_ids)
+        return sampler.gather_logprobs(source, sampling.max_num_logprobs, token_ids=token_ids)
 
-    def _logprobs_of(
-        self, token_ids: dict[int, list[int]], source: torch.Tensor, tokens: torch.Tensor, drafts: Any
-    ) -> Any:
-        """Of the tokens that requests name (``logprob_token_ids``, by request); as in vLLM the others of the batch
-        then have that of their own token alone. vLLM's rejection sampler gives none of them."""
-        sampler, (num_reqs, width) = self.runner.sampler, tokens.shape
-        first = torch.arange(num_reqs, device=source.device)
-        if drafts is not None:
-            first = drafts.bonus_logits_indices - torch.tensor(drafts.num_draft_tokens, device=source.device)
-        places = first[:, None] + torch.arange(width, device=source.device)
-        source = source[places.clamp(max=len(source) - 1).flatten()]  # rows of rejected drafts are not read
-        if not str(sampler.logprobs_mode).endswith("logits"):
-            source = sampler.compute_logprobs(source)
-        by_row = {request * width + i: ids for request, ids in token_ids.items() for i in range(width)}
-        return sampler.gather_specific_token_logprobs(
-            source, by_row, tokens.flatten().clamp(min=0).to(torch.int64)
-        )
+    def _rows_of_tokens(self, source: torch.Tensor, tokens: torch.Tensor, drafts: Any) -> torch.Tensor:
+        """``[B * (K + 1), V]``. In places without a token is any row: vLLM leaves them out."""
+        if drafts is None:
+            return source
+        first = drafts.bonus_logits_indices - torch.tensor(drafts.num_draft_tokens, device=source.device)
+        places = first[:, None] + torch.arange(tokens.shape[1], device=source.device)
+        return source[places.clamp(max=len(source) - 1).flatten()]
 
 
-def _rows(values: torch.Tensor | None, owner: torch.Tensor) -> torch.Tensor | None:
-    return None if values is None else values[owner]
-
-
-def _apply_top_k_top_p(sampler: Any) -> Callable[..., torch.Tensor]:
-    """vLLM's function, a Triton kernel for larger batches; or vllm-ascend's own, which its sampler carries."""
-    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
-
-    return getattr(sampler.topk_topp_sampler, "apply_top_k_top_p", apply_top_k_top_p)
+def _argmax_invariant(sampling: Any) -> list[Any]:
+    """Processors that vLLM applies after temperature: min-p, if a request has it, and the user's. It loads none with
+    speculation, and refuses requests that ask for one."""
+    processors = sampling.logitsprocs.argmax_invariant
+    return [each for each in processors if getattr(each, "min_p_count", True)]
 
 
 def _sampler_output(tokens: torch.Tensor, logprobs: Any) -> Any:

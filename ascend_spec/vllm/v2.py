@@ -16,7 +16,6 @@ from ascend_spec.config import ConfigError, Finding, Plan
 from ascend_spec.vllm.metrics import Metrics, is_first_tensor_rank
 from ascend_spec.vllm.on_error import OnError, refuse_disable
 from ascend_spec.vllm.seams import check_seams
-from ascend_spec.vllm.translate import keeps_stock_rule
 from ascend_spec.vllm.v2_sampler import V2Draw, V2Verify
 from ascend_spec.vllm.v2_speculator import V2Speculator, supports
 
@@ -37,7 +36,7 @@ class V2Adapter:
         refuse(runner)
         self.runner, self.plan = runner, plan
         # the last pipeline stage alone has a speculator and draws
-        samples = runner.is_last_pp_rank and not keeps_stock_rule(plan)
+        samples = runner.is_last_pp_rank
         drafts = runner.speculator is not None and supports(plan.speculator)
         if samples:
             probe_samplers()
@@ -45,14 +44,14 @@ class V2Adapter:
             check_seams(type(runner.speculator), replaced={"propose": V2Speculator.propose})
         elif runner.speculator is not None:
             refuse_disable(runner.vllm_config, plan)
-        self.metrics = Metrics(plan.rule, is_published=runner.is_last_pp_rank and is_first_tensor_rank())
+        self.metrics = Metrics(plan.rule, is_published=samples and is_first_tensor_rank())
         ascend_spec_ops.limit_threads(plan.num_threads)
         ascend_spec_ops.warm_up(plan.warm_up, runner.device)
         if samples:
             runner.load_model = self._load_model(runner.load_model)
         if drafts:
             runner.speculator = V2Speculator(runner.req_states, plan, OnError(plan, self.metrics))
-        self.sampler = "ours" if samples else "vLLM's own" if runner.is_last_pp_rank else "none on this rank"
+        self.sampler = "ours" if samples else "none on this rank"
         self.drafter = "ours" if drafts else "vLLM's own" if runner.speculator is not None else "none"
 
     def _load_model(self, stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,7 +63,7 @@ class V2Adapter:
             sampler._sample_random = V2Draw(sampler, self.runner.req_states, self.metrics)
             if rejection is not None:
                 check_seams(type(rejection), replaced=VERIFY)
-                rejection._verify = V2Verify(sampler, rejection.num_speculative_steps, self.metrics)
+                rejection._verify = V2Verify(sampler, self.plan, self.metrics)
             return result
 
         return load_model

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 import ascend_spec_ops
+from ascend_spec.config import Plan
 from ascend_spec.vllm.metrics import Metrics
 
 
@@ -55,9 +56,9 @@ class V2Draw:
 class V2Verify:
     """Stands in for ``RejectionSampler._verify`` of one instance: a step with drafts."""
 
-    def __init__(self, sampler: Any, num_speculative_tokens: int, metrics: Metrics) -> None:
-        self.sampler, self.states, self.metrics = sampler, sampler.sampling_states, metrics
-        self.num_speculative_tokens = num_speculative_tokens
+    def __init__(self, sampler: Any, plan: Plan, metrics: Metrics) -> None:
+        self.sampler, self.states = sampler, sampler.sampling_states
+        self.plan, self.metrics = plan, metrics
 
     def __call__(
         self,
@@ -94,6 +95,8 @@ class V2Verify:
         counts = cu_num_logits[1:] - torch.arange(1, len(first) + 1, device=rows.device)
         drafts = _draft_rows(counts, len(rows) - len(first))
         temperature, seeds = _temperature_and_seeds(self.states, idx_mapping)
+        if not self.plan.rule.needs_q:
+            draft_logits = None
         if draft_logits is not None:
             draft_logits = draft_logits[expanded_idx_mapping[drafts], expanded_local_pos[drafts] - 1]
             draft_logits = draft_logits[:, : rows.shape[1]]
@@ -104,9 +107,11 @@ class V2Verify:
             temperature,
             seeds,
             pos[first] + 1,
-            self.num_speculative_tokens,
+            self.plan.num_speculative_tokens,
             draft_logits,
             None if draft_logits is None else self.states.temperature.gpu[idx_mapping],
+            self.plan.rule.name,
+            self.plan.rule_options,
         )
         self.metrics.count_non_finite(output[:, 0] == 0)
         tokens = output[:, 1:].to(torch.int64)

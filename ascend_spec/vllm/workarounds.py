@@ -39,7 +39,8 @@ class _Once:
 
     def __call__(self) -> None:
         if self.done and _search_fails():
-            logger.info(
+            # at this level, since the engine may have nothing to do with this package
+            logger.debug(
                 "ascend-spec workaround: Triton kernels stay replaced (replacing them again would fail)"
             )
             return

@@ -9,19 +9,28 @@ import pytest
 import torch
 
 import ascend_spec_ops
+from ascend_spec.config import RULES
+from ascend_spec.vllm.metrics import Metrics
 from ascend_spec.vllm.v2_sampler import V2Verify
 
 VOCAB, K, SLOTS = 37, 4, 9
+OPTIONS = {
+    "standard": (), "block": (), "typical": (0.02, 0.9), "synthetic": (0.9, 0.7, 0.5, 0.2),
+    "fly": (1.0, 0.1, 3.0), "coupled": (),
+}  # fmt: skip
 
 
 class Step:
     """A step of the runner: requests of ``counts`` drafts in random slots; all of it is seeded."""
 
-    def __init__(self, counts: list[int], seed: int = 0, sampled_drafts: bool = True) -> None:
+    def __init__(
+        self, counts: list[int], seed: int = 0, sampled_drafts: bool = True, rule: str = "standard"
+    ) -> None:
         draw = torch.Generator().manual_seed(seed)
         rows = [count + 1 for count in counts]
         num_rows = sum(rows)
         self.counts = counts
+        self.plan = SimpleNamespace(rule=RULES[rule], rule_options=OPTIONS[rule], num_speculative_tokens=K)
         self.slots = torch.randperm(SLOTS, generator=draw)[: len(counts)]
         self.cu = torch.tensor([0, *torch.tensor(rows).cumsum(0).tolist()], dtype=torch.int32)
         self.logits = 2 * torch.randn(num_rows, VOCAB, generator=draw)
@@ -46,7 +55,8 @@ class Step:
         return logits / torch.where(temperature == 0, 1.0, temperature)[:, None]
 
     def judged(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return V2Verify(self.sampler, K)(
+        metrics = Metrics(self.plan.rule, is_published=False)
+        return V2Verify(self.sampler, self.plan, metrics)(
             self.logits, self.draft_logits, self.tokens, self.positions, self.cu, self.slots,
             self.slots.numpy(), self.expanded, self.local, None, self.tokens,
         )  # fmt: skip
@@ -71,6 +81,8 @@ class Step:
             self.positions[rows][:1] + 1,
             K,
             **drafts,
+            rule=self.plan.rule.name,
+            rule_options=self.plan.rule_options,
         )[0]
         return output[1 : 1 + int(output[0])].tolist()
 
@@ -87,11 +99,12 @@ def check(step: Step) -> None:
         assert row[: int(num_sampled[request])] == step.expected(request)
 
 
+@pytest.mark.parametrize("rule", OPTIONS)
 @pytest.mark.parametrize("sampled_drafts", [True, False])
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
-def test_each_request_is_judged_as_if_alone(counts: list[int], sampled_drafts: bool) -> None:
+def test_each_request_is_judged_as_if_alone(counts: list[int], sampled_drafts: bool, rule: str) -> None:
     for seed in range(20):
-        check(Step(counts, seed, sampled_drafts))
+        check(Step(counts, seed, sampled_drafts, rule))
 
 
 def test_a_forbidden_draft_ends_its_request() -> None:
@@ -139,3 +152,27 @@ def test_mutants_are_noticed(mutant: str) -> None:
         except AssertionError:
             noticed += 1
     assert noticed > 10
+
+
+@pytest.mark.parametrize("rule", [rule for rule in OPTIONS if rule != "standard"])
+@pytest.mark.parametrize("change", ["another rule", "options from last to first"])
+def test_a_wrong_rule_is_noticed(rule: str, change: str) -> None:
+    """The draw judges by something else than the operator is told."""
+    options = OPTIONS[rule]
+    if change == "another rule":
+        wrong = SimpleNamespace(rule=RULES["standard"], rule_options=(), num_speculative_tokens=K)
+    elif len(options) > 1:
+        last_first = (options[2], 0.9, 1.0) if rule == "fly" else options[::-1]
+        wrong = SimpleNamespace(rule=RULES[rule], rule_options=last_first, num_speculative_tokens=K)
+    else:
+        return
+    noticed = 0
+    for seed in range(20):
+        step, other = Step(COUNTS[-1], seed, rule=rule), Step(COUNTS[-1], seed, rule=rule)
+        other.plan = wrong
+        step.judged = other.judged  # type: ignore[method-assign]
+        try:
+            check(step)
+        except AssertionError:
+            noticed += 1
+    assert noticed > 0

@@ -83,7 +83,7 @@ def test_a_runner_without_a_seam_is_named_at_start(vllm, engine):
         engine={**engine, **cases.PLUGIN},
     )
     assert report["type"] == "SeamError"
-    assert "CPUModelRunner has no rejection_sampler._get_logprobs_tensors" in report["error"]
+    assert "CPUModelRunner has no rejection_sampler.apply_logits_processors" in report["error"]
 
 
 def test_an_engine_does_not_start_on_wrong_options(vllm, engine):
@@ -111,9 +111,8 @@ REFUSED = [
     (True, "'ascend_spec' was given as True"),
     ("standard", "'ascend_spec' was given as 'standard'"),
     ({"rejection_sample_method": "standart"}, "Did you mean 'standard'?"),
-    ({"rejection_sample_method": "block"}, "'block', which is not built for vLLM"),
-    ({"rejection_sample_method": "typical"}, "'typical', which is not built for vLLM"),
-    ({"rejection_sample_method": "coupled"}, "'coupled', which is not built for vLLM"),
+    ({"rejection_sample_method": "synthetic"}, "neither"),
+    ({"posterior_alpha": 2.0}, "'ascend_spec.posterior_alpha'"),
     ({"match": "recent"}, "'ascend_spec.match' was given as 'recent', which is not built for vLLM"),
     ({"disable_by_batch_size": 8}, "'ascend_spec.disable_by_batch_size'"),
     ({"suffix_memory_path": "a.bin"}, "'ascend_spec.suffix_memory_path'"),
@@ -129,8 +128,7 @@ def test_refusals(vllm, models):
         assert verdict.startswith("Speculative config:")
 
 
-def test_what_stays_of_vllm(vllm, models):
-    """A rule of vLLM's own field that its runner really has stays vLLM's; by our name it would be ignored."""
+def test_what_is_asked_for_in_vllms_own_fields(vllm, models):
     synthetic = {**NGRAM, "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5] * 4}
     given = [(None, {}), (None, {"on_error": "raise"}), (NGRAM, {}), (synthetic, {})]
     plain, nothing, ours, theirs = vllm("vllm_cpu_attach:judge", model=models["target"], cases=given)
@@ -138,11 +136,6 @@ def test_what_stays_of_vllm(vllm, models):
     assert "without a speculative config" in nothing
     assert ours == "ngram standard"
     assert theirs == "ngram synthetic"
-    engine = {"model": models["target"], "speculative_config": synthetic, **cases.PLUGIN}
-    report = vllm("vllm_cpu_engine:generate", fails=True, engine=engine, batches=[cases.greedy()])
-    assert report["error"] == "Synthetic acceptance not supported with CPU sampling", (
-        "vLLM's own sampler judged"
-    )
 
 
 def test_a_failing_drafter(vllm, engine):

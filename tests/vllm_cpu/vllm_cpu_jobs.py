@@ -7,6 +7,7 @@ answer under "result", or "error" and "type".
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import traceback
@@ -20,6 +21,13 @@ from ladder.jobs import serve
 
 
 def run_job(job: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return _run_job(job)
+    finally:
+        gc.collect()  # the process is ended by force: an engine that is still held would leave its files
+
+
+def _run_job(job: dict[str, Any]) -> dict[str, Any]:
     try:
         module, _, function = job["call"].partition(":")
         call = getattr(importlib.import_module(module), function)

@@ -156,17 +156,57 @@ def drafts_as_sampled() -> Iterator[None]:
 
 @contextlib.contextmanager
 def logprobs_of_first_row() -> Iterator[None]:
-    """Log-probabilities of named tokens are those of each request's first row."""
-    original = V1Sampler._logprobs_of
+    """Log-probabilities are those of each request's first row."""
+    original = V1Sampler._rows_of_tokens
 
-    def mutant(self: V1Sampler, ids: Any, source: torch.Tensor, tokens: torch.Tensor, drafts: Any) -> Any:
+    def mutant(self: V1Sampler, source: torch.Tensor, tokens: torch.Tensor, drafts: Any) -> torch.Tensor:
         if drafts is not None:
             counts = torch.tensor(drafts.num_draft_tokens)
             first = drafts.bonus_logits_indices - counts
             source = source[first.repeat_interleave(counts + 1)]
-        return original(self, ids, source, tokens, drafts)
+        return original(self, source, tokens, drafts)
 
-    with mock.patch.object(V1Sampler, "_logprobs_of", mutant):
+    with mock.patch.object(V1Sampler, "_rows_of_tokens", mutant):
+        yield
+
+
+@contextlib.contextmanager
+def rule_is_not_passed() -> Iterator[None]:
+    """Whatever the rule, drafts are judged by the standard one."""
+    verify = ascend_spec_ops.verify
+    with mock.patch.object(ascend_spec_ops, "verify", lambda *arguments: verify(*arguments[:9])):
+        yield
+
+
+@contextlib.contextmanager
+def options_are_swapped() -> Iterator[None]:
+    """A rule gets its numbers from last to first."""
+    verify = ascend_spec_ops.verify
+
+    def mutant(*arguments: Any) -> torch.Tensor:
+        return verify(*arguments[:10], arguments[10][::-1])
+
+    with mock.patch.object(ascend_spec_ops, "verify", mutant):
+        yield
+
+
+@contextlib.contextmanager
+def drafts_have_noise_of_their_own() -> Iterator[None]:
+    """Under the rule "coupled" too."""
+    original = v1_drafters.V1DraftSampler.__init__
+
+    def mutant(self: v1_drafters.V1DraftSampler, *arguments: Any) -> None:
+        original(self, *arguments)
+        self.is_coupled = False
+
+    with mock.patch.object(v1_drafters.V1DraftSampler, "__init__", mutant):
+        yield
+
+
+@contextlib.contextmanager
+def min_p_is_ignored() -> Iterator[None]:
+    """With all processors that temperature comes before."""
+    with mock.patch.object(v1_sampler, "_argmax_invariant", return_value=[]):
         yield
 
 
@@ -228,12 +268,12 @@ def seam_is_gone() -> Iterator[None]:
     """A vLLM whose rejection sampler lacks a method."""
     from vllm.v1.sample.rejection_sampler import RejectionSampler
 
-    kept = RejectionSampler._get_logprobs_tensors
-    del RejectionSampler._get_logprobs_tensors
+    kept = RejectionSampler.apply_logits_processors
+    del RejectionSampler.apply_logits_processors
     try:
         yield
     finally:
-        RejectionSampler._get_logprobs_tensors = kept
+        RejectionSampler.apply_logits_processors = kept
 
 
 @contextlib.contextmanager
@@ -280,6 +320,10 @@ MUTANTS = {
         drafts_as_certain,
         drafts_as_sampled,
         logprobs_of_first_row,
+        rule_is_not_passed,
+        options_are_swapped,
+        drafts_have_noise_of_their_own,
+        min_p_is_ignored,
         says_every_drafter_is_ours,
         no_workaround,
         patches_a_class,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -19,12 +20,12 @@ def generate(engine: dict[str, Any], batch: list, fault: str | None = None) -> d
     """One batch, as :func:`vllm_cpu_engine.generate` gives it, and how often which drafter failed, and how many
     layers have a KV cache."""
     seen: dict[str, Any] = {}
-    original = vllm_cpu_engine.run
+    original, before = vllm_cpu_engine.run, fallbacks()
 
     def watched(llm: Any, requests: list) -> list:
         outputs = original(llm, requests)
         runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-        seen.update(fallbacks=fallbacks(), layers=len(runner.kv_caches))
+        seen.update(fallbacks=fallbacks() - before, layers=len(runner.kv_caches))
         return outputs
 
     with (
@@ -36,13 +37,17 @@ def generate(engine: dict[str, Any], batch: list, fault: str | None = None) -> d
     return {**answer, **seen}
 
 
-def fallbacks() -> dict[str, float]:
+def fallbacks() -> Counter[str]:
+    """Of all engines in this process that are still held: one that did not start may be."""
     prefix = 'ascend_spec:fallbacks_total{reason="'
-    return {
-        name.removeprefix(prefix).removesuffix('"}'): value
-        for name, value in vllm_cpu_metrics.shown().items()
-        if name.startswith(prefix)
-    }
+    shown = vllm_cpu_metrics.shown()
+    return Counter(
+        {
+            name.removeprefix(prefix).removesuffix('"}'): int(shown[name])
+            for name in shown
+            if name.startswith(prefix)
+        }
+    )
 
 
 @contextlib.contextmanager
