@@ -133,9 +133,9 @@ MUTANTS_OF_USES: dict[str, tuple[str, str, str]] = {
     "a field renamed": ("vllm/v1/sample/metadata.py", "all_greedy", "every_greedy"),
     "a method renamed": (BASE_RUNNER, "_get_spec_decode_draft_probs", "_draft_probs_of"),
     "an argument more": (
-        "vllm/v1/sample/rejection_sampler.py",
-        "        sampled_token_ids: torch.Tensor,\n    ) -> LogprobsTensors:",
-        "        sampled_token_ids: torch.Tensor,\n        vocab: int,\n    ) -> LogprobsTensors:",
+        "vllm/v1/sample/sampler.py",
+        "        token_ids: torch.Tensor,\n    ) -> LogprobsTensors:\n",
+        "        token_ids: torch.Tensor,\n        vocab: int,\n    ) -> LogprobsTensors:\n",
     ),
     "an argument less": (
         "vllm/v1/sample/sampler.py",
