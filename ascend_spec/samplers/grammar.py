@@ -30,7 +30,7 @@ class Grammar:
         followed = 0
         for row, draft in enumerate([*drafts, -1]):
             if self.matcher.is_terminated():
-                break  # nothing is left to say; the request ends here
+                break  # it has ended; a request that goes on, without an end of sequence, is free from here
             self.matcher.fill_next_token_bitmask(rows, row)
             if draft < 0 or not self.matcher.accept_token(draft):
                 break
