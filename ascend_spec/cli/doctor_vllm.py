@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
-from ascend_spec.config import AscendSpecConfig
 from ascend_spec.vllm import plugin
 from ascend_spec.vllm.v1 import JUDGE_SEAMS, SAMPLER_SEAMS
 from ascend_spec.vllm.v2_sampler import V2Draw, V2Verify
@@ -43,7 +42,7 @@ def facts() -> dict[str, str]:
         "entry point": _entry_point(),
         plugin.SWITCH: "set: the plugin stays out" if plugin.switched_off() else "not set",
         "VLLM_PLUGINS": _named_plugins(),
-        "attention": "vLLM's own" + _our_attention(),
+        "attention": "vLLM's own by default; ours with the option ascend_spec.mqa_attention",
         **({} if root is None else seams(root)),
     }
 
@@ -156,8 +155,3 @@ def _named_plugins() -> str:
     if not missing:
         return f"{given}: not in the way"
     return f"{given or 'set to nothing'}: shuts out {', '.join(missing)}; name it there too"
-
-
-def _our_attention() -> str:
-    known = "mqa_attention" in AscendSpecConfig.model_fields
-    return " by default; ours with the option ascend_spec.mqa_attention" if known else ""

@@ -114,17 +114,18 @@ def _bitmask(
     if not any(r.grammar is not None or r.params.allowed_token_ids is not None for r, _ in rows):
         return None
     words = -(-vocab_size // 32)
-    mask = np.full((len(rows), words), -1, np.int32)
-    grammar_rows: dict[int, np.ndarray] = {}
+    mask = np.empty((len(rows), words), np.int32)
+    allowed, by_grammar = np.full(words, -1, np.int32), np.empty((0, words), np.int32)
     for row, (request, j) in enumerate(rows):
-        if request.params.allowed_token_ids is not None:
-            mask[row] &= token_bitmask(request.params.allowed_token_ids, words)
-        if request.grammar is not None:
-            if request.slot not in grammar_rows:
-                grammar_rows[request.slot] = request.grammar.bitmasks(drafts[request.slot])
-            allowed = grammar_rows[request.slot]
-            if j < len(allowed):  # rows behind a draft that the grammar refuses are never drawn from
-                mask[row] &= allowed[j]
+        if j == 0:  # once a request
+            ids, grammar = request.params.allowed_token_ids, request.grammar
+            allowed = np.full(words, -1, np.int32) if ids is None else token_bitmask(ids, words)
+            by_grammar = (
+                np.empty((0, words), np.int32) if grammar is None else grammar.bitmasks(drafts[request.slot])
+            )
+        mask[row] = allowed
+        if j < len(by_grammar):  # rows behind a draft that the grammar refuses are never drawn from
+            mask[row] &= by_grammar[j]
     return device.int32(mask)
 
 

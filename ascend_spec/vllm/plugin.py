@@ -32,15 +32,20 @@ def switched_off() -> bool:
     return os.environ.get(SWITCH, "0").strip().lower() not in ("", "0", "false", "no", "off")
 
 
+def _seam() -> tuple[Any, str]:
+    """The class and the name of its method."""
+    module, _, path = SEAM.partition(":")
+    owner, _, name = path.partition(".")
+    return getattr(importlib.import_module(module), owner), name
+
+
 def register() -> None:
     """Wrap :data:`SEAM`, once a process. A vLLM without it keeps its own speculation, and the log says so."""
     if switched_off():
         return
     _tell_of_platform()
-    module, _, path = SEAM.partition(":")
-    owner_name, _, name = path.partition(".")
     try:
-        owner = getattr(importlib.import_module(module), owner_name)
+        owner, name = _seam()
         original = getattr(owner, name)
     except Exception as error:  # whatever a future vLLM looks like, it must start
         logger.warning(
@@ -89,9 +94,7 @@ def _mend_platform() -> None:
 
 def unregister() -> None:
     """Undo :func:`register`; workers that are attached stay so."""
-    module, _, path = SEAM.partition(":")
-    owner_name, _, name = path.partition(".")
-    owner = getattr(importlib.import_module(module), owner_name)
+    owner, name = _seam()
     original = getattr(getattr(owner, name), "ascend_spec_original", None)
     if original is not None:
         setattr(owner, name, original)

@@ -69,9 +69,8 @@ class V1Adapter:
             runner._sample = sampler = V1Sampler(runner, plan, self.metrics)
             if draws:
                 runner.drafter._sample_from_logits = V1DraftSampler(runner.drafter, sampler)
-                runner.drafter._enable_probabilistic_draft_probs = (
-                    True  # vLLM's V1: with few of the rules alone
-                )
+                # vLLM keeps them with few of the rules alone
+                runner.drafter._enable_probabilistic_draft_probs = True
         if drafts:
             runner.drafter.propose = V1NgramProposer(runner.drafter, plan, on_error)
         if may_go_without:
