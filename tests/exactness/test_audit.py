@@ -64,6 +64,21 @@ def test_another_implementation_is_judged(capsys):
     assert [line.drafts for line in broken if not line.is_sound] == ["near", "far", "truncated"]
 
 
+def test_what_looks_broken_by_chance_is_measured_again(monkeypatch, capsys):
+    """By a narrow bound a sound rule looks broken here and there."""
+    monkeypatch.setattr(audit, "STANDARD_ERRORS", 0.5)
+    found = list(audit.run(["standard"], 5000, [1.0], "cpu", None))
+    again = [line for line in found if line.samples == audit.AGAIN * 5000]
+    assert again
+    assert len(again) < len(found) == len([line for line in found if line.samples in (5000, 20_000)])
+    monkeypatch.setattr(audit, "STANDARD_ERRORS", 3)
+    assert all(line.is_sound for line in found)
+    with monkeypatch.context() as patched:
+        patched.setattr(audit, "run", lambda *_: iter(found))
+        audit.main(["--samples", "5000"])
+    assert capsys.readouterr().out.count(" x4\n") == len(again)
+
+
 def test_a_wrong_mean_is_noticed():
     """The law of a rule that throws good drafts away is right; its length is not."""
 
@@ -79,8 +94,18 @@ def test_a_wrong_mean_is_noticed():
     assert not line.is_sound
 
 
-@pytest.mark.parametrize("argv", [["--callable", "nowhere:x"], ["--callable", "json"], ["--samples", "0"],
-                                  ["--temperature", "0"], ["--rule", "stand"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--callable", "nowhere:x"],
+        ["--callable", "json"],
+        ["--samples", "0"],
+        ["--temperature", "0"],
+        ["--rule", "stand"],
+        ["--device", "elsewhere"],
+        ["--device", "cuda:99"],
+    ],
+)
 def test_bad_arguments(argv, capsys):
     with pytest.raises(SystemExit) as caught:
         audit.main(argv)

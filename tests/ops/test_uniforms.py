@@ -82,7 +82,7 @@ def test_numbers_do_not_depend_on_the_batch():
 def test_streams_seeds_and_positions_are_disjoint():
     """No counter is used twice: of 80,000 words, as many repeat as chance gives, which is under one."""
     streams = [value for name, value in vars(uniforms).items() if name.startswith("STREAM_")]
-    assert len(set(streams)) == len(streams) == 5
+    assert len(set(streams)) == len(streams) == 6
     seeds, positions = torch.tensor([3, 3, 4, 3 + (1 << 32)]), torch.tensor([9, 10, 9, 9])
     words = torch.cat([random_bits(seeds, positions, stream, 4096) for stream in streams])
     pairs = (words.flatten()[:-1].long() << 32) + words.flatten()[1:].long()

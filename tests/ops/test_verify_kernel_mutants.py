@@ -48,10 +48,10 @@ MUTANTS = [
     ),
     Mutant(
         "synthetic",
-        "an id outside the vocabulary may stay",
+        "an impossible draft may stay",
         WALKS,
-        "(draft < vocab_size) & (thr",
-        "(draft >= 0) & (thr",
+        "accepted = possible & (threshold > tl.load",
+        "accepted = (threshold > tl.load",
     ),
     Mutant(
         "typical",

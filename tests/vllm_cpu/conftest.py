@@ -69,9 +69,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return make_models(tmp_path_factory.mktemp("models") / "tiny")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def switched_off(start: Callable[..., Call]) -> Call:
-    """vLLM as it comes, on a machine where Numba would have two threads."""
+    """vLLM as it comes, on a machine where Numba would have two threads. For one engine: without the plugin a second
+    one may fail in a process that has numba."""
     return start(ASCEND_SPEC_DISABLE="1", NUMBA_NUM_THREADS="2")
 
 

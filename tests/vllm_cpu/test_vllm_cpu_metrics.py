@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import vllm_cpu_cases as cases
-from vllm_cpu_server import Server, still_works
+from vllm_cpu_server import Server
 
 INFO = 'ascend_spec:rule_info{lossless="true",rule="standard"}'
 STEPS = "ascend_spec:steps_without_drafts_total"
@@ -128,7 +128,7 @@ def test_a_server_shows_its_own_counters_and_leaves_no_file(servers: list[Served
     for server, folder in servers:
         assert len(our_files(folder)) == 2, "which are the counters and the rule"
         assert server.stop() == 0
-        assert [child for child in server.children if still_works(child)] == []
+        assert server.left_behind() == []
         assert our_files(folder) == []
 
 

@@ -64,6 +64,15 @@ class Server:
             self.process.kill()
             raise
 
+    def left_behind(self) -> list[psutil.Process]:
+        """Those of its processes that go on without it: each gets a moment to see that it is gone."""
+        deadline = time.monotonic() + 30
+        while (
+            left := [child for child in self.children if still_works(child)]
+        ) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return left
+
 
 def still_works(process: psutil.Process) -> bool:
     """What has ended and was not asked for its status by anybody counts as gone."""
