@@ -164,6 +164,11 @@ class DraftBatch:
     with K/V of their own, as is ``restarted``; None for others."""
     restarted: torch.Tensor | None = None
     """``[S]`` bool: the slot's request began, or began again; K/V a drafter holds of the slot is not its."""
+    num_prompt_tokens: torch.Tensor | None = None
+    """``[S]`` int32: how many of the tokens are the prompt; stale where ``num_tokens`` is 0."""
+    request_ids: tuple[str | None, ...] | None = None
+    """``S`` ids on the host, of all running requests, by slot: one that is not among them any more has ended or
+    waits to be computed again. None in a slot: nobody's."""
 
 
 @dataclass(frozen=True)

@@ -381,9 +381,10 @@ class LLM:
     def _draft_batch(
         self, slots: Iterable[int], num_draft_tokens: int, scheduled: Sequence[ScheduledRequest]
     ) -> DraftBatch:
-        batch = self.pool.draft_batch(sorted(slots), num_draft_tokens, self.plan.max_drafted_len)
+        running = self.scheduler.running
+        batch = self.pool.draft_batch(sorted(slots), num_draft_tokens, self.plan.max_drafted_len, running)
         if hasattr(self.drafter, "follow"):
-            return self.pool.add_kv_state(batch, scheduled, self.scheduler.running)
+            return self.pool.add_kv_state(batch, scheduled, running)
         return batch
 
     @contextmanager

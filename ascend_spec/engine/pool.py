@@ -27,6 +27,7 @@ class TokenPool:
         self.token_ids = torch.zeros((rows, max_model_len), dtype=torch.int32, device=device)
         self.num_tokens = torch.zeros(rows, dtype=torch.int32, device=device)
         self.max_num_tokens = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.num_prompt_tokens = torch.zeros(rows, dtype=torch.int32, device=device)
         self.block_table = torch.zeros((rows, num_table_blocks), dtype=torch.int32, device=device)
         self.num_table_blocks = [0] * rows  # entries written, on the host
 
@@ -36,6 +37,7 @@ class TokenPool:
         self.token_ids[slot, :length] = self.upload.int32(request.token_ids)
         self.num_tokens[slot] = length
         self.max_num_tokens[slot] = request.max_num_tokens
+        self.num_prompt_tokens[slot] = len(request.prompt_token_ids)
         self.num_table_blocks[slot] = 0
 
     def update_block_table(self, request: Request) -> None:
@@ -64,9 +66,14 @@ class TokenPool:
         self.num_tokens[slots] = positions.to(torch.int32) + counts
         self.num_tokens[-1] = 0
 
-    def draft_batch(self, slots: Sequence[int], num_speculative_tokens: int, max_len: int) -> DraftBatch:
+    def draft_batch(
+        self, slots: Sequence[int], num_speculative_tokens: int, max_len: int, running: Iterable[Request]
+    ) -> DraftBatch:
         """History of ``slots``; other rows want no drafts. None is asked for more drafts than can matter, or
         for drafts beyond ``max_len`` tokens of a sequence."""
+        request_ids: list[str | None] = [None] * (self.token_ids.shape[0] - 1)
+        for request in running:
+            request_ids[request.slot] = request.request_id
         wanted = torch.zeros_like(self.num_tokens)
         wanted[self.upload.int64(slots)] = 1
         room = (self.max_num_tokens - 1).clamp(max=max_len) - self.num_tokens
@@ -75,6 +82,8 @@ class TokenPool:
             token_ids=self.token_ids[:-1],
             num_tokens=(self.num_tokens * wanted)[:-1],
             num_speculative_tokens=(room * wanted)[:-1],
+            num_prompt_tokens=self.num_prompt_tokens[:-1],
+            request_ids=tuple(request_ids),
         )
 
     def add_kv_state(
