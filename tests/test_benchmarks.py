@@ -33,14 +33,18 @@ def run(script: str, output: Path, *options: str) -> dict:
 def test_verify(tmp_path):
     options = ("--batch", "1", "3", "--vocab-size", "5000", "--repeats", "2", "--threads", "1")
     result = run("verify.py", tmp_path / "new" / "verify.json", *options)
-    assert [(case["mode"], case["batch"]) for case in result["cases"]] == [
-        (mode, batch) for mode in ("one-hot", "sampled", "greedy") for batch in (1, 3)
+    assert [(case["rule"], case["mode"], case["batch"]) for case in result["cases"]] == [
+        (rule, mode, batch)
+        for rule in ("standard", "block", "typical", "synthetic", "fly", "coupled")
+        for mode in ("one-hot", "sampled", "greedy")
+        for batch in (1, 3)
     ]
     for case in result["cases"]:
         assert case["rows"] == case["batch"] * 5
         assert case["verify_ms"] > 0
         assert case["softmax_ms"] > 0
         assert case["ratio"] == pytest.approx(case["verify_ms"] / case["softmax_ms"], rel=0.1, abs=1e-3)
+        assert case["read_bytes"] == 4 * 5000 * case["rows"] * (1.8 if case["mode"] == "sampled" else 1)
         assert 1 <= case["mean_emitted"] <= 5
 
 
@@ -63,6 +67,7 @@ def model_path(tmp_path_factory):
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=0,
+        initializer_range=0.5,  # some tokens are likelier than others
     )
     LlamaForCausalLM(config).save_pretrained(path)
     return path
@@ -85,3 +90,14 @@ def test_decode(tmp_path, model_path):
         assert all(len(seconds) == 2 for seconds in prompt["seconds"].values())
         assert prompt["same_text"]
         assert set(prompt["output_tokens"].values()) == {6}
+
+
+def test_same_texts(tmp_path, model_path):
+    options = ("--model", str(model_path), "--texts", "32", "--max-tokens", "24", "--controls", "2")
+    result = run("same_texts.py", tmp_path / "coupled.json", *options, "--threads", "1")
+    assert result["differing"] == []
+    assert result["accepted_drafts"] > 0
+    result = run(
+        "same_texts.py", tmp_path / "standard.json", *options, "--threads", "1", "--rule", "standard"
+    )
+    assert not all(text["tie"] for text in result["differing"]), "it would be noticed"
