@@ -16,6 +16,7 @@ def is_dotted_path(model: str | None) -> bool:
 
 class CustomClassConfig(SpeculatorConfig):
     method = "custom_class"
+    speculator_class = "ascend_spec.drafters.custom:CustomDrafter"
     supported_options = frozenset({"speculator_options"})
     draft_distributions = ("one-hot", "sampled")
 
