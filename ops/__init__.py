@@ -19,12 +19,15 @@ from ascend_spec_ops.kv_write import kv_write
 from ascend_spec_ops.mqa_attention import mqa_attention
 from ascend_spec_ops.ngram_match import ngram_match
 from ascend_spec_ops.sample import sample
+from ascend_spec_ops.suffix_match import SuffixForest, SuffixTree, suffix_extend, suffix_match
 from ascend_spec_ops.threads import limit_threads
 from ascend_spec_ops.uniforms import random_bits
 from ascend_spec_ops.verify import verify
 from ascend_spec_ops.warm_up import warm_up
 
 __all__ = [
+    "SuffixForest",
+    "SuffixTree",
     "apply_penalties",
     "apply_token_bitmask",
     "draft_inputs",
@@ -35,6 +38,8 @@ __all__ = [
     "ngram_match",
     "random_bits",
     "sample",
+    "suffix_extend",
+    "suffix_match",
     "verify",
     "warm_up",
 ]

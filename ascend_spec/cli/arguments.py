@@ -37,6 +37,7 @@ def build_parser() -> Parser:
         commands.add_parser("check-config", help="what a speculative config means, or all its errors")
     )
     _methods(commands.add_parser("methods", help="the speculative methods and what each one needs"))
+    _suffix(commands.add_parser("suffix", help="suffix decoding's memory, made from text"))
     doctor = commands.add_parser("doctor", help="what is installed, what runs where, and what was verified")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
@@ -92,6 +93,23 @@ def _generate(parser: argparse.ArgumentParser) -> None:
         help="most rows in one step, drafts included (default %(default)s)",
     )
     add("--json", action="store_true", help="a JSON line for each prompt, then one with metrics")
+
+
+def _suffix(parser: argparse.ArgumentParser) -> None:
+    build = parser.add_subparsers(
+        dest="action", metavar="ACTION", required=True, parser_class=Parser
+    ).add_parser("build", help="a file for 'suffix_memory_path', that holds each text file as an output")
+    add = build.add_argument
+    add(
+        "--corpus",
+        required=True,
+        nargs="+",
+        metavar="FILE",
+        help="texts in UTF-8, the last ones kept longest",
+    )
+    add("--model", required=True, metavar="DIR", help="the target, whose tokenizer is used")
+    add("--output", required=True, metavar="FILE", help="must not exist")
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def _separate(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from ascend_spec.config.speculator import SpeculatorConfig, filled
 
 class SuffixConfig(SpeculatorConfig):
     method = "suffix"
+    speculator_class = "ascend_spec.drafters.suffix:SuffixDrafter"
     default_drafts_from = "'suffix_decoding_max_tree_depth'"
     supported_options = frozenset(
         {
@@ -21,6 +22,7 @@ class SuffixConfig(SpeculatorConfig):
     )
     prefer_dense_token_history = True
     needs_host_tokens = True
+    warm_up = ("suffix_match",)
 
     @classmethod
     def default_model(cls, config, target):
