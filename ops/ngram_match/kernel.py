@@ -2,7 +2,7 @@
 
 Two kernels: the first splits every row among programs and leaves the best match of each part, the second
 takes the best part and copies the draft. A match is known by its end, and at equal length the earliest end
-is the earliest start.
+is the earliest start, the latest the most recent one.
 """
 
 import triton
@@ -36,11 +36,12 @@ def ngram_scan_kernel(
     token_ids_ptr,  # [S, L] int32
     num_tokens_ptr,  # [S] int32
     lengths_ptr,  # [S, SPLITS] float32: the longest match in each part, 0 if none
-    ends_ptr,  # [S, SPLITS] float32: its first end, as a position
+    ends_ptr,  # [S, SPLITS] float32: its end, as a position
     num_rows,
     row_stride,
     max_len,  # L
     max_n,
+    RECENT: tl.constexpr,  # of equally long matches the last; False: the first
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -57,10 +58,15 @@ def ngram_scan_kernel(
         for first in range((work - s * SPLITS) * BLOCK, n - 1, SPLITS * BLOCK):
             length = match_length(row, n, first, limit, BLOCK)
             longest = tl.max(length, axis=0)
-            # not >=: of equally long matches the earliest stays
-            if longest > best:
-                best = longest
-                end = (tl.argmax(length, axis=0) + first).to(tl.float32)
+            if RECENT:
+                lane = tl.arange(0, BLOCK).to(tl.float32)
+                if longest >= best:
+                    best = longest
+                    end = tl.max(tl.where(length == longest, lane, 0.0), axis=0) + first
+            else:
+                if longest > best:
+                    best = longest
+                    end = (tl.argmax(length, axis=0) + first).to(tl.float32)
         tl.store(lengths_ptr + work, best)
         tl.store(ends_ptr + work, end)
 
@@ -78,6 +84,8 @@ def ngram_copy_kernel(
     max_len,  # L
     min_n,
     max_drafts,
+    vocab_size,
+    RECENT: tl.constexpr,
     SPLITS: tl.constexpr,  # power of two
     DRAFTS_BLOCK: tl.constexpr,  # power of two >= max_drafts
 ):
@@ -89,11 +97,19 @@ def ngram_copy_kernel(
         lengths = tl.load(lengths_ptr + s * SPLITS + part)
         ends = tl.load(ends_ptr + s * SPLITS + part)
         longest = tl.max(lengths, axis=0)
-        end = tl.min(tl.where(lengths == longest, ends, 16777216.0), axis=0).to(tl.int32) + 1
+        if RECENT:
+            end = tl.max(tl.where(lengths == longest, ends, 0.0), axis=0).to(tl.int32) + 1
+        else:
+            end = tl.min(tl.where(lengths == longest, ends, 16777216.0), axis=0).to(tl.int32) + 1
         count = tl.minimum(tl.load(num_drafts_ptr + s), n - end)
         if longest < min_n:
             count = 0
             end = 0
         row = token_ids_ptr + tl.cast(s, tl.int64) * row_stride
         draft = tl.load(row + end + slot, mask=slot < count, other=-1)
-        tl.store(out_ptr + s * max_drafts + slot, draft, mask=slot < max_drafts)
+        # an id that is no token ends the draft
+        token = draft.to(tl.float32)
+        place = slot.to(tl.float32)
+        usable = (token >= 0.0) & (token < tl.cast(vocab_size, tl.float32))
+        stop = tl.min(tl.where(usable, 16777216.0, place), axis=0)
+        tl.store(out_ptr + s * max_drafts + slot, tl.where(place < stop, draft, -1), mask=slot < max_drafts)

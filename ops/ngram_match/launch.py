@@ -21,6 +21,8 @@ def ngram_match(
     max_n: int,
     num_drafts: torch.Tensor,
     max_drafts: int,
+    match: str,
+    vocab_size: int,
 ) -> torch.Tensor:
     num_rows, max_len = token_ids.shape
     device = token_ids.device
@@ -31,8 +33,19 @@ def ngram_match(
     ends = torch.empty_like(lengths)
     out = torch.empty((num_rows, max_drafts), dtype=torch.int32, device=device)
     row_stride = token_ids.stride(0)
+    recent = match == "recent"
     ngram_scan_kernel[targets.grid(num_rows * splits, device)](
-        token_ids, num_tokens, lengths, ends, num_rows, row_stride, max_len, max_n, SPLITS=splits, BLOCK=BLOCK
+        token_ids,
+        num_tokens,
+        lengths,
+        ends,
+        num_rows,
+        row_stride,
+        max_len,
+        max_n,
+        RECENT=recent,
+        SPLITS=splits,
+        BLOCK=BLOCK,
     )
     ngram_copy_kernel[targets.grid(num_rows, device)](
         token_ids,
@@ -46,6 +59,8 @@ def ngram_match(
         max_len,
         min_n,
         max_drafts,
+        vocab_size,
+        RECENT=recent,
         SPLITS=splits,
         DRAFTS_BLOCK=_power_of_two(max_drafts),
     )

@@ -1,17 +1,27 @@
-"""Prompt lookup by brute force: every length, longest first, at every start, earliest first."""
+"""Prompt lookup by brute force: every length, longest first, at every start in the order of preference."""
 
 from __future__ import annotations
 
 import torch
 
 
-def match(tokens: list[int], min_n: int, max_n: int, num_drafts: int) -> list[int]:
+def draft(
+    tokens: list[int],
+    min_n: int,
+    max_n: int,
+    num_drafts: int,
+    match: str = "earliest",
+    vocab_size: int = 2**31 - 1,
+) -> list[int]:
     """The draft that continues ``tokens``; empty where no n-gram matches."""
     n = len(tokens)
     for m in range(min(max_n, n - 1), min_n - 1, -1):
-        for start in range(n - m):
+        starts = range(n - m)
+        for start in reversed(starts) if match == "recent" else starts:
             if tokens[start : start + m] == tokens[n - m :]:
-                return tokens[start + m : start + m + num_drafts]
+                found = tokens[start + m : start + m + num_drafts]
+                unusable = [i for i, token in enumerate(found) if not 0 <= token < vocab_size]
+                return found[: unusable[0]] if unusable else found
     return []
 
 
@@ -22,10 +32,12 @@ def ngram_match(
     max_n: int,
     num_drafts: torch.Tensor,
     max_drafts: int,
+    match: str,
+    vocab_size: int,
 ) -> torch.Tensor:
     """The operator. Copies to the host."""
     rows = []
     for row, n, k in zip(token_ids.tolist(), num_tokens.tolist(), num_drafts.tolist(), strict=True):
-        draft = match(row[: max(n, 0)], min_n, max_n, max(0, min(k, max_drafts)))
-        rows.append(draft + [-1] * (max_drafts - len(draft)))
+        found = draft(row[: max(n, 0)], min_n, max_n, max(0, min(k, max_drafts)), match, vocab_size)
+        rows.append(found + [-1] * (max_drafts - len(found)))
     return torch.tensor(rows, dtype=torch.int32, device=token_ids.device).reshape(len(rows), max_drafts)

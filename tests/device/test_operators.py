@@ -296,6 +296,8 @@ def arguments(op: str) -> tuple[tuple, dict]:
             3,
             torch.tensor([3], dtype=torch.int32),
             4,
+            "recent",
+            100,
         ),
         "draft_inputs": lambda: draft_inputs.BY_HAND,
         "filter_logits": lambda: (

@@ -125,7 +125,10 @@ NGRAM_SCAN = Kernel(
         """token_ids_ptr:*i32 num_tokens_ptr:*i32 lengths_ptr:*fp32 ends_ptr:*fp32 num_rows:i32 row_stride:i32
         max_len:i32 max_n:i32"""
     ),
-    variants=tuple(Variant(f"splits-{n}", {"SPLITS": n, "BLOCK": 1024}) for n in (1, 8)),
+    variants=tuple(
+        Variant(f"{match}-splits-{n}", {"RECENT": match == "recent", "SPLITS": n, "BLOCK": 1024})
+        for match, n in (("earliest", 1), ("earliest", 8), ("recent", 8))
+    ),
 )
 
 NGRAM_COPY = Kernel(
@@ -133,9 +136,12 @@ NGRAM_COPY = Kernel(
     name="ngram_copy_kernel",
     signature=arguments(
         """token_ids_ptr:*i32 num_tokens_ptr:*i32 num_drafts_ptr:*i32 lengths_ptr:*fp32 ends_ptr:*fp32
-        out_ptr:*i32 num_rows:i32 row_stride:i32 max_len:i32 min_n:i32 max_drafts:i32"""
+        out_ptr:*i32 num_rows:i32 row_stride:i32 max_len:i32 min_n:i32 max_drafts:i32 vocab_size:i32"""
     ),
-    variants=tuple(Variant(f"splits-{n}", {"SPLITS": n, "DRAFTS_BLOCK": 8}) for n in (1, 8)),
+    variants=tuple(
+        Variant(f"{match}-splits-{n}", {"RECENT": match == "recent", "SPLITS": n, "DRAFTS_BLOCK": 8})
+        for match, n in (("earliest", 1), ("earliest", 8), ("recent", 8))
+    ),
 )
 
 DRAFT_INPUTS = Kernel(

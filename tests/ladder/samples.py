@@ -59,8 +59,9 @@ def ngram_match(launch: ModuleType) -> list[tuple[torch.Tensor, torch.Tensor]]:
         tokens = torch.randint(0, 6, (rows, length), generator=generator, dtype=torch.int32)
         lengths = torch.tensor([length, length // 2, 1, 0, 37], dtype=torch.int32)[:rows]
         drafts = torch.tensor([4, 5, 5, 5, 0], dtype=torch.int32)[:rows]
-        args = (tokens, lengths, 2, 5, drafts, 5)
-        pairs.append((launch.ngram_match(*args), reference.ngram_match(*args)))
+        for match in ("earliest", "recent"):
+            args = (tokens, lengths, 2, 5, drafts, 5, match, 5)
+            pairs.append((launch.ngram_match(*args), reference.ngram_match(*args)))
     return pairs
 
 

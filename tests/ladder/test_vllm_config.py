@@ -258,7 +258,7 @@ MUTANTS: dict[str, tuple[str, Any, str]] = {
         {},
         "target/longrope by its older name",
     ),
-    "runners: all the same": ("checks._check_runner", _silent, "runner/V2 has no PARD"),
+    "runners: all the same": ("checks.check_runner", _silent, "runner/V2 has no PARD"),
     "slots in parallel: none": (
         "speculator.SpeculatorConfig.max_num_new_slots_for_drafting",
         property(lambda self: 0),

@@ -18,6 +18,9 @@ class NgramConfig(SpeculatorConfig):
     speculator_class = "ascend_spec.drafters.ngram:NgramDrafter"
     supported_options = frozenset({"prompt_lookup_min", "prompt_lookup_max", "ascend_spec.match"})
     prefer_dense_token_history = True
+    # on the CPU too: it reads the history where the engine keeps it, before the host has looked at the step, and it
+    # has no index of its own that would have to be told of the step's tokens
+    needs_host_tokens = False
     warm_up = ("ngram_match",)
 
     @classmethod
@@ -41,6 +44,7 @@ class NgramConfig(SpeculatorConfig):
 
 
 class NgramGPUConfig(NgramConfig):
-    """vLLM's word for the execution on the device. Here the device always decides."""
+    """vLLM's word for the execution on the device. Here the device always decides, and ``match`` which occurrence
+    is taken: for vLLM both words mean the earliest in its V1 runner, and the most recent in V2."""
 
     method = "ngram_gpu"
