@@ -1,4 +1,5 @@
-"""Time greedy decoding in vLLM on a CPU: without speculation, with vLLM's own n-gram drafts, and with the plugin.
+"""Time greedy decoding in vLLM on a CPU: without speculation, with vLLM's own n-gram drafts, and with the plugin's
+n-gram and suffix drafts.
 
     python benchmarks/vllm_cpu.py [--max-tokens 96] [--prompts-per-kind 2] [--kinds edit summary] [--repeats 1]
 
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 RATIOS = {
     "plugin / no speculation": ("plugin", "no_speculation"),
     "plugin / stock n-gram": ("plugin", "stock_ngram"),
+    "plugin, suffix / no speculation": ("plugin_suffix", "no_speculation"),
     "stock n-gram / no speculation": ("stock_ngram", "no_speculation"),
 }
 
@@ -135,10 +137,17 @@ def variants(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         "prompt_lookup_min": 1,
         "prompt_lookup_max": 3,
     }
+    suffix = {
+        "method": "ngram",  # carries it
+        "num_speculative_tokens": args.num_suffix_tokens,
+        "suffix_decoding_max_cached_requests": 0,  # a prompt is decoded several times
+    }
+    named = {"additional_config": {"ascend_spec": {"method": "suffix"}}}
     return {
         "no_speculation": engine,
         "stock_ngram": {**engine, "speculative_config": ngram},
         "plugin": {**engine, "speculative_config": ngram, "additional_config": {"ascend_spec": {}}},
+        "plugin_suffix": {**engine, "speculative_config": suffix, **named},
     }
 
 
@@ -172,7 +181,7 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
             for name, (over, under) in RATIOS.items()
         },
     }
-    for name in ("stock_ngram", "plugin"):
+    for name in [name for name in speeds[0] if name != "no_speculation"]:
         drafted = sum(row[name]["drafted"] for row in rows)
         summary[name] = {
             "acceptance": round(sum(row[name]["accepted"] for row in rows) / max(1, drafted), 3),
@@ -190,7 +199,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--python", default=str(ROOT / ".venv-vllm-cpu" / "bin" / "python"), help="one with vLLM"
     )
     parser.add_argument("--max-tokens", type=int, default=96, help="most output tokens")
-    parser.add_argument("--num-speculative-tokens", type=int, default=5)
+    parser.add_argument("--num-speculative-tokens", type=int, default=5, help="of the n-gram drafters")
+    parser.add_argument(
+        "--num-suffix-tokens", type=int, default=16, help="the most drafts of the suffix drafter"
+    )
     parser.add_argument("--prompts-per-kind", type=int, default=2)
     parser.add_argument(
         "--kinds", nargs="+", default=["edit", "summary"], help="of prompts; default: edit summary"
@@ -243,6 +255,7 @@ def main(argv: list[str] | None = None) -> None:
         "model": Path(args.model).name,
         "max_tokens": args.max_tokens,
         "num_speculative_tokens": args.num_speculative_tokens,
+        "num_suffix_tokens": args.num_suffix_tokens,
         "repeats": args.repeats,
         "prompts_with_the_same_text": sum(row["same_text"] for row in rows),
         **total,

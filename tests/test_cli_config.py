@@ -126,7 +126,7 @@ def test_the_report_fits_the_screen(capsys, monkeypatch, example, columns):
     code, out, err = run(capsys, "check-config", config, "--model", target, *OPTIONS)
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= columns
-    assert out.startswith("OK: eagle3, 4 drafts a step, lossless (standard)\n")
+    assert out.startswith("Partly OK: eagle3, 4 drafts a step, lossless (standard)\n")
     for words in (
         found["start"]["graph_hash"],  # in one piece, to be copied
         "1 to 8: 4; 9 to 32: 3; 33 to 128: 2",
@@ -135,7 +135,9 @@ def test_the_report_fits_the_screen(capsys, monkeypatch, example, columns):
         f"{found['kv']['total_bytes']:,} bytes",
         "num_prefill_lookahead_tokens",
         "'method' was given as 'eagle3'",
-        "embedded engine: cannot run it",
+        "the embedded engine: cannot run it",
+        "vLLM's V1 runner: cannot run it",
+        "vLLM's V2 runner: can run it",
     ):
         assert words in out
     assert "warnings" not in out
@@ -148,7 +150,9 @@ def test_a_config_alone(capsys):
     assert found["embedded_engine"] == {"ok": True, "errors": []}
     _, out, _ = run(capsys, "check-config", NGRAM)
     assert "Judged alone: give --model" in out
-    assert "embedded engine: can run it" in out
+    assert out.startswith("OK: ngram, 3 drafts a step, lossless (standard)\n")
+    for title in report.PLACES.values():
+        assert f"{title}: can run it" in out
     assert "prompt_lookup_max" in out
 
 
@@ -175,9 +179,9 @@ def test_the_keys_are_always_the_same(capsys, example):
     for found in reports:
         assert set(found) == {
             "ok", "judged", "method", "config", "num_speculative_tokens", "contract", "rule", "steps",
-            "draft_model", "target", "kv", "start", "warnings", "embedded_engine",
+            "draft_model", "target", "kv", "start", "warnings", "embedded_engine", "vllm_v1", "vllm_v2",
         }  # fmt: skip
-        for key in ("method", "config", "contract", "rule", "embedded_engine"):
+        for key in ("method", "config", "contract", "rule", *report.PLACES):
             assert set(found[key]) == set(reports[0][key])
     for key in ("steps", "target", "kv", "start"):
         assert reports[0][key] is None

@@ -29,7 +29,7 @@ FOUND = {
         **THERE,
         "init_worker_extension": "not there; not needed",
         "V2 runner": "Sampler._sample_random takes other arguments (has_topp_only_rows): "
-        "a start with this runner fails",
+        "not attached to; of no matter where vLLM takes the V1 runner, as with VLLM_USE_V2_MODEL_RUNNER=0",
     },
 }
 Facts = Callable[[], dict[str, str]]
@@ -93,6 +93,17 @@ def test_a_missing_seam_is_named(copy: Path, file: str, old: str, new: str, seam
     assert {name: state for name, state in found.items() if name != seam} == {
         name: state for name, state in THERE.items() if name != seam
     }
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "seam", "alarming"),
+    [(V1_RUNNER, "def _sample(", "V1 runner", True), (V2_SAMPLER, "def _sample_random", "V2 runner", False)],
+)
+def test_a_runner_that_is_rarely_used_alarms_nobody(
+    copy: Path, file: str, old: str, seam: str, alarming: bool
+) -> None:
+    edit(copy, file, old, "def other(")
+    assert ("fails" in doctor_vllm.seams(copy)[seam]) is alarming
 
 
 def test_files_that_are_not_there_or_not_python(copy: Path) -> None:

@@ -1,4 +1,4 @@
-"""``on_error`` inside vLLM, without vLLM: what is caught when, and where "disable" is refused."""
+"""``on_error`` inside vLLM, without vLLM: what is caught when. (Where "disable" is refused: ``test_vllm_refusals``.)"""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from config_fixtures import Checkpoints, planned
 
-from ascend_spec.config import ConfigError
 from ascend_spec.vllm.metrics import Metrics
-from ascend_spec.vllm.on_error import OnError, refuse_disable
+from ascend_spec.vllm.on_error import OnError
+from ascend_spec.vllm.ranks import RankMismatchError
 from ascend_spec.vllm.seams import SeamError, check_seams
 
 CONFIG = {"method": "ngram", "num_speculative_tokens": 3}
@@ -42,33 +42,34 @@ def test_what_is_caught(tmp_path, on_error, load_raises, propose_raises):
         assert policy.propose(lambda: 5) == (None if policy.is_off else 5)
 
 
-def vllm_config(**changed):
-    values = {"async_scheduling": False, "tensor_parallel_size": 1, "device_type": "cpu", **changed}
-    return SimpleNamespace(
-        scheduler_config=SimpleNamespace(async_scheduling=values["async_scheduling"]),
-        parallel_config=SimpleNamespace(tensor_parallel_size=values["tensor_parallel_size"]),
-        device_config=SimpleNamespace(device_type=values["device_type"]),
-    )
+# ---- one rank of several
+@pytest.mark.parametrize("on_error", ["continue", "disable", "raise"])
+@pytest.mark.parametrize(("runner", "ranks"), [("v1", 1), ("v1", 2), ("v2", 1), ("v2", 2)])
+def test_a_rank_that_would_part_from_the_others_ends_the_engine(tmp_path, on_error, runner, ranks):
+    """On V2 a rank goes on from its own drafts; on V1 all get those of one."""
+    given = plan(tmp_path, on_error, runner=runner, tensor_parallel_size=ranks)
+    policy = OnError(given, Metrics(given.rule, is_published=False))
+    if on_error == "raise":
+        with pytest.raises(OSError, match="no file"):
+            policy.propose(fails)
+    elif (runner, ranks) == ("v2", 2):
+        with pytest.raises(RankMismatchError, match=r"failed on this rank \(OSError: no file\)") as caught:
+            policy.propose(fails)
+        assert isinstance(caught.value.__cause__, OSError)
+    else:
+        assert policy.propose(fails) is None
 
 
-@pytest.mark.parametrize(
-    ("runner", "changed", "said"),
-    [
-        ("v1", {"async_scheduling": True}, "--no-async-scheduling"),
-        ("v1", {"tensor_parallel_size": 2}, "part the ranks"),
-        ("v1", {"device_type": "npu"}, "Ascend"),
-        ("v2", {}, "V2 runner"),
-    ],
-)
-def test_disable_is_refused_where_it_cannot_be_kept(tmp_path, runner, changed, said):
-    with pytest.raises(ConfigError, match=r"'ascend_spec\.on_error' was given as 'disable'") as caught:
-        refuse_disable(vllm_config(**changed), plan(tmp_path, "disable", runner=runner))
-    assert said in str(caught.value)
-    refuse_disable(vllm_config(**changed), plan(tmp_path, "continue", runner=runner))
+def test_a_rank_that_goes_on_alone_is_noticed(tmp_path, monkeypatch):
+    original = OnError.__init__
 
+    def forgetful(self, *args):
+        original(self, *args)
+        self.parts_ranks = False
 
-def test_disable_is_kept_elsewhere(tmp_path):
-    refuse_disable(vllm_config(), plan(tmp_path, "disable", runner="v1"))
+    monkeypatch.setattr(OnError, "__init__", forgetful)
+    with pytest.raises(pytest.fail.Exception):
+        test_a_rank_that_would_part_from_the_others_ends_the_engine(tmp_path, "continue", "v2", 2)
 
 
 # ---- seams

@@ -150,6 +150,7 @@ def test_a_list_of_plugins_without_the_ascend_platform_is_told_of(
         ({"ascend-spec": {}}, "has the key 'ascend-spec', not 'ascend_spec'"),
         ({"ASCEND_SPEC": {}, 1: 2}, "has the key 'ASCEND_SPEC', not 'ascend_spec'"),
         ({"AscendSpec": {}}, "has the key 'AscendSpec', not 'ascend_spec'"),
+        ({"mqa_attention": True}, "has no key 'ascend_spec'; if 'mqa_attention' was meant for it"),
     ],
 )
 def test_without_the_key_nothing_is_attached(

@@ -4,57 +4,17 @@ which is not installed beside these tests. (Real ones: tests/vllm_cpu, tests/vll
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from config_fixtures import LLAMA
+import torch
+from vllm_fake_config import fake_vllm_config, plan
 
-from ascend_spec.config import RULES, ConfigError, SpeculativeConfig
-from ascend_spec.vllm import translate
+from ascend_spec.config import RULES, ConfigError, Plan, SpeculativeConfig
+from ascend_spec.vllm import attach, translate
 from ascend_spec.vllm.attach import runner_kind
 from ascend_spec.vllm.seams import SeamError
 from ascend_spec.vllm.translate import plan_for
 from ascend_spec.vllm.v1 import V1Adapter
-
-
-def fake_vllm_config(
-    device: str = "npu", additional: dict[str, Any] | None = None, **speculative: Any
-) -> Any:
-    """The attributes of vLLM's VllmConfig that are read, and nothing else."""
-    fields = {
-        "method": "ngram",
-        "model": "ngram",
-        "num_speculative_tokens": 4,
-        "rejection_sample_method": "standard",
-    }
-    return SimpleNamespace(
-        additional_config={"ascend_spec": {}, **(additional or {})},
-        speculative_config=SimpleNamespace(**{**fields, **speculative}),
-        device_config=SimpleNamespace(device_type=device),
-        model_config=SimpleNamespace(
-            model="target", hf_config=SimpleNamespace(to_dict=lambda: dict(LLAMA)), max_model_len=64,
-            enforce_eager=True, dtype="torch.float32", quantization=None, tokenizer="target",
-            tokenizer_mode="auto", seed=0, trust_remote_code=False, max_logprobs=20, config_format="auto",
-            hf_overrides=None,
-        ),
-        parallel_config=SimpleNamespace(
-            tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1, enable_expert_parallel=False
-        ),
-        scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=512),
-        cache_config=SimpleNamespace(block_size=16, enable_prefix_caching=False, cache_dtype="auto"),
-        compilation_config=SimpleNamespace(cudagraph_mode=None),
-        kv_transfer_config=None,
-    )  # fmt: skip
-
-
-def plan(
-    device: str = "npu",
-    additional: dict[str, Any] | None = None,
-    options: dict[str, Any] | None = None,
-    runner: str = "v1",
-    **speculative: Any,
-):
-    return plan_for(fake_vllm_config(device, additional, **speculative), options or {}, runner)
 
 
 def test_a_plain_configuration_passes_on_both():
@@ -147,11 +107,32 @@ def test_what_only_the_other_runner_has_is_refused(runner, speculative, field):
 def test_ngram_gpu_stays_vllms_on_v1():
     """V1 keeps that drafter's history in tensors of the runner; ours is used with the method ngram."""
     chosen = plan("cpu", method="ngram_gpu", model="ngram_gpu")
-    runner = SimpleNamespace(drafter=SimpleNamespace(propose=None), device="cpu")
+    runner = SimpleNamespace(drafter=SimpleNamespace(propose=None), device=torch.device("cpu"))
     adapter = V1Adapter(runner, chosen)
     assert adapter.drafter.startswith("vLLM's own")
     assert "ours drafts with method ngram" in adapter.drafter
     assert runner.drafter.propose is None
+
+
+def check_lookup_of_the_carrier():
+    """vLLM writes both lengths where neither was given; with "suffix" they mean nothing."""
+    for bounds, told in (((5, 5), 0), ((2, 5), 2), ((None, None), 0)):
+        low, high = bounds
+        chosen = plan(
+            "cpu", options={"method": "suffix"}, prompt_lookup_min=low, prompt_lookup_max=high,
+            suffix_decoding_max_tree_depth=9,
+        )  # fmt: skip
+        assert (chosen.name, chosen.num_speculative_tokens) == ("suffix", 4)
+        assert chosen.config.suffix_decoding_max_tree_depth == 9
+        assert sum("has no effect" in warning.message for warning in chosen.warnings) == told
+
+
+def test_suffix_is_carried_by_ngram(monkeypatch):
+    check_lookup_of_the_carrier()
+    assert plan("cpu", prompt_lookup_min=5, prompt_lookup_max=5).config.prompt_lookup_max == 5
+    monkeypatch.setattr(translate, "CARRIERS", {})
+    with pytest.raises(AssertionError):
+        check_lookup_of_the_carrier()
 
 
 #: rule -> what vLLM's own fields say beside its name
@@ -188,9 +169,7 @@ def test_drafts_with_noise_of_their_own_are_refused_under_coupled():
         plan("cpu", options=coupled, runner="v2", **given)
     assert [finding.field for finding in caught.value.findings] == ["draft_sample_method"]
     assert plan("cpu", options=coupled, runner="v1", **given).rule.name == "coupled"
-    assert (
-        plan("cpu", options={"rejection_sample_method": "block"}, runner="v2", **given).rule.name == "block"
-    )
+    assert plan("cpu", options={}, runner="v2", **given).rule.name == "standard"
     assert plan("cpu", options=coupled, runner="v2").rule.name == "coupled"
 
 
@@ -214,6 +193,38 @@ def test_what_vllm_has_judged_is_not_judged_again(monkeypatch):
         if name != "kv_cache_dtype":  # of which our configuration layer has no list
             with pytest.raises(ConfigError, match=name):
                 plan("cpu", **draft, **{name: value})
+
+
+# ---- what the log says
+def lines(additional: dict[str, object], chosen: Plan) -> list[str]:
+    return [*attach._warnings(additional, chosen), attach._what_it_does(ADAPTER, chosen)]
+
+
+ADAPTER = SimpleNamespace(drafter="none", sampler="ours")
+
+
+def check_without_speculation():
+    config = fake_vllm_config("cpu")
+    config.speculative_config = None
+    assert lines({"ascend_spec": {}}, plan_for(config, {}, "v1")) == [
+        ", without a --speculative-config: nothing is drafted or judged; sampler: ours; attention: vLLM's own"
+    ]
+
+
+def test_without_speculation_the_log_says_so(monkeypatch):
+    check_without_speculation()
+    (told,) = lines({"ascend_spec": {}}, plan("cpu"))
+    assert told.startswith(
+        ": method ngram with K = 4, rule standard (lossless); drafter: none; sampler: ours"
+    )
+    monkeypatch.setattr(attach, "_what_it_does", lambda adapter, chosen: told)
+    with pytest.raises(AssertionError):
+        check_without_speculation()
+
+
+def test_an_option_beside_the_key_is_named():
+    (warning, _) = lines({"ascend_spec": {}, "mqa_attention": True, "other": 1}, plan("cpu"))
+    assert warning.startswith("'mqa_attention' stands in --additional-config beside 'ascend_spec'")
 
 
 # ---- our attention

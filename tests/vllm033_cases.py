@@ -75,24 +75,24 @@ def check_seeded(answer: Answer) -> None:
     assert forwards["tokens"] == backwards["tokens"]
 
 
-def lookup(history: list[int]) -> list[int]:
-    """Drafts of ``NGRAM``: what followed the longest, then earliest, occurrence of the end of ``history``. vLLM's V2
+def lookup(history: list[int], match: str = "earliest") -> list[int]:
+    """Drafts of ``NGRAM``: what followed the longest, then ``match``, occurrence of the end of ``history``. vLLM's V2
     runner wants K of them; the last token fills up."""
     found: list[int] = []
     for length in range(NGRAM["prompt_lookup_max"], NGRAM["prompt_lookup_min"] - 1, -1):
         end = history[-length:]
-        starts = (i for i in range(len(history) - length) if history[i : i + length] == end)
-        if (start := next(starts, None)) is not None:
-            found = history[start + length :][:K]
+        starts = [i for i in range(len(history) - length) if history[i : i + length] == end]
+        if starts:
+            found = history[starts[0 if match == "earliest" else -1] + length :][:K]
             break
     return found + [history[-1]] * (K - len(found))
 
 
-def check_looked_up(answer: Answer) -> None:
+def check_looked_up(answer: Answer, match: str = "earliest") -> None:
     """Drafts are those of the history as it stood, by the log of ``drafts_in_the_log``."""
     found = proposals(answer)
     assert len(found) > 20
-    assert all(drafts == lookup(history) for history, drafts in found)
+    assert all(drafts == lookup(history, match) for history, drafts in found)
 
 
 def proposals(answer: Answer) -> list[tuple[list[int], list[int]]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from ascend_spec.cli.contracts import contract_facts, plain, symbolic_facts
 from ascend_spec.cli.errors import CommandError
@@ -25,8 +25,9 @@ from ascend_spec.config import (
     read_model_facts,
     resolve,
 )
-from ascend_spec.config.checks import method_name
+from ascend_spec.config.checks import check_runner, method_name
 from ascend_spec.config.resolution import judge
+from ascend_spec.vllm.refusals import refused as refused_in_vllm
 
 DTYPES = {"float": "float32", "half": "float16"}
 
@@ -45,7 +46,12 @@ def run(args: argparse.Namespace) -> int:
     if findings:
         raise CommandError.of(findings)
     assert config is not None
-    report = _report(config, target, _refused(args, target))
+    refused = {
+        "embedded_engine": _refused(args, target),
+        "vllm_v1": _refused_in_vllm(args, config, target, "v1"),
+        "vllm_v2": _refused_in_vllm(args, config, target, "v2"),
+    }
+    report = _report(config, target, refused)
     if args.json:
         print(json.dumps(report))
     else:
@@ -121,13 +127,35 @@ def _refused(args: argparse.Namespace, target: TargetConfig | None) -> Sequence[
     return ()
 
 
+def _refused_in_vllm(
+    args: argparse.Namespace,
+    config: SpeculativeConfig,
+    target: TargetConfig | None,
+    runner: Literal["v1", "v2"],
+) -> Sequence[Finding]:
+    """Why the plugin cannot run it in one of vLLM's runners, as far as options and target tell."""
+    target = target and replace(target, runner=runner)
+    if target is not None:
+        try:
+            _load(args, target, embedded=False)
+        except ConfigError as error:
+            return error.findings
+    speculator = judge(config, target).speculator
+    assert speculator is not None
+    ours = config.ascend_spec.model_copy(update={"method": None})
+    carried = judge(config.model_copy(update={"ascend_spec": ours}), target).speculator
+    carrier = None if carried is None else carried.config.method
+    found = [] if target is not None else check_runner(speculator, runner)
+    return [*found, *refused_in_vllm(speculator, runner, carrier)]
+
+
 def _listed(findings: Iterable[Finding]) -> list[dict[str, str]]:
     return [{"field": found.field, "message": found.message} for found in findings]
 
 
 # ---- the report: the same keys for every config; None where it takes a target to know
 def _report(
-    config: SpeculativeConfig, target: TargetConfig | None, refused: Sequence[Finding]
+    config: SpeculativeConfig, target: TargetConfig | None, refused: Mapping[str, Sequence[Finding]]
 ) -> dict[str, Any]:
     plan = None if target is None else resolve(config, target)
     verdict = judge(config, None) if plan is None else plan
@@ -154,7 +182,7 @@ def _report(
         "kv": None if plan is None else _kv(plan),
         "start": None if plan is None else _start(plan),
         "warnings": _listed(dict.fromkeys(verdict.warnings)),
-        "embedded_engine": {"ok": not refused, "errors": _listed(refused)},
+        **{place: {"ok": not found, "errors": _listed(found)} for place, found in refused.items()},
     }
 
 
@@ -197,7 +225,23 @@ def _draft_model(plan: Plan) -> dict[str, Any] | None:
     if draft is None:
         return None
     shown = {field.name: getattr(draft, field.name) for field in fields(draft) if field.name != "facts"}
-    return {**shown, "config_was_read": draft.facts.known, "architectures": list(draft.facts.architectures)}
+    return {
+        **shown,
+        "config_was_read": draft.facts.known,
+        "architectures": list(draft.facts.architectures),
+        "vocabulary": _vocabulary(plan) if plan.config.use_heterogeneous_vocab else None,
+    }
+
+
+def _vocabulary(plan: Plan) -> str:
+    """What the draft model's has in common with the target's, or why that cannot be told."""
+    from ascend_spec.drafters.heterogeneous import vocabularies
+    from ascend_spec.drafters.vocab import VocabMapping
+
+    try:
+        return str(VocabMapping.of(*vocabularies(plan)))
+    except (ValueError, OSError) as error:
+        return f"unknown: {error}"
 
 
 def _target(target: TargetConfig) -> dict[str, Any]:

@@ -17,15 +17,30 @@ _ELSEWHERE = ("method", "base_method", "speculator_class", "num_speculative_toke
 _MINOR = ("tokenizer_mode", "seed", "trust_remote_code", "max_logprobs", "config_format")
 
 
+#: where it may run -> as it is called
+PLACES = {
+    "embedded_engine": "the embedded engine",
+    "vllm_v1": "vLLM's V1 runner",
+    "vllm_v2": "vLLM's V2 runner",
+}
+
+
 def print_report(report: Mapping[str, Any]) -> None:
     """The report of a config that can be honoured, section by section."""
     console = Console(highlight=False)
     method, rule, drafts = report["method"], report["rule"], report["num_speculative_tokens"]
     many = "K from the target's checkpoint" if drafts is None else f"{drafts} drafts a step"
     kind = "lossless" if rule["lossless"] else "lossy"
-    console.print(Text(f"OK: {method['name']}, {many}, {kind} ({rule['name']})", style="bold"))
+    console.print(
+        Text(f"{_verdict(report)}: {method['name']}, {many}, {kind} ({rule['name']})", style="bold")
+    )
+    for place, title in PLACES.items():
+        _list(
+            console, f"{title}: {'can' if report[place]['ok'] else 'cannot'} run it", report[place]["errors"]
+        )
+    _list(console, "warnings", report["warnings"])
     if report["target"] is None:
-        console.print("Judged alone: give --model to see draft model, KV cache, graphs and limits.")
+        console.print("\nJudged alone: give --model to see draft model, KV cache, graphs and limits.")
     _section(console, "method", _method(method))
     _section(console, "config, with what was filled in", _config(report["config"]))
     _section(console, "contract", _contract(report["contract"]))
@@ -35,9 +50,12 @@ def print_report(report: Mapping[str, Any]) -> None:
     _section(console, "target", _set(report["target"]))
     _section(console, "KV cache, on one rank", _kv(report["kv"]))
     _section(console, "at start", _start(report["start"]))
-    _list(console, "warnings", report["warnings"])
-    refused = report["embedded_engine"]["errors"]
-    _list(console, "embedded engine: cannot run it" if refused else "embedded engine: can run it", refused)
+
+
+def _verdict(report: Mapping[str, Any]) -> str:
+    """That the words are right says little where they cannot be carried out."""
+    runs = [report[place]["ok"] for place in PLACES]
+    return "OK" if all(runs) else "Partly OK" if any(runs) else "Right, but nothing runs it"
 
 
 def _section(console: Console, title: str, rows: Mapping[str, str] | None) -> None:

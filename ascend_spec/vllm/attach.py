@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 from ascend_spec.config import Plan
 from ascend_spec.vllm import ranks
 from ascend_spec.vllm.attention import replace_attention
 from ascend_spec.vllm.seams import SeamError
-from ascend_spec.vllm.translate import plan_for
+from ascend_spec.vllm.translate import misplaced_options, plan_for
 from ascend_spec.vllm.v1 import V1Adapter
 from ascend_spec.vllm.workarounds import keep_openmp_threads, override_kernels_once
 
@@ -34,19 +35,36 @@ def attach(worker: Any, options: Any) -> None:
     kind = runner_kind(runner)
     plan = plan_for(worker.vllm_config, options, kind)
     ranks.require_same_plan(world, plan)
-    for warning in plan.warnings:
-        logger.warning("ascend-spec: %s", warning.message)
+    for warning in _warnings(worker.vllm_config.additional_config, plan):
+        logger.warning("ascend-spec: %s", warning)
     runner.ascend_spec = adapter = _adapter(kind)(runner, plan)
-    if ours := plan.config.ascend_spec.mqa_attention:
+    if plan.config.ascend_spec.mqa_attention:
         replace_attention(runner, plan)
     _tell(keep_openmp_threads())  # what was compiled for the adapter may have started Numba's pool
-    logger.info(
-        "ascend-spec is attached to %s: method %s with K = %d, rule %s (%s); drafter: %s%s; sampler: %s; "
-        "attention: %s",
-        type(runner).__name__, plan.name, plan.num_speculative_tokens, plan.rule.name,
-        "lossless" if plan.rule.lossless else "lossy", adapter.drafter, _weights(adapter, plan), adapter.sampler,
-        "ours, where drafts are judged" if ours else "vLLM's own",
-    )  # fmt: skip
+    logger.info("ascend-spec is attached to %s%s", type(runner).__name__, _what_it_does(adapter, plan))
+
+
+def _warnings(additional: dict[Any, Any], plan: Plan) -> Iterator[str]:
+    for name in misplaced_options(additional):
+        yield (
+            f"{name!r} stands in --additional-config beside 'ascend_spec'; as an option of ours it belongs inside it, "
+            "and is not read where it is"
+        )
+    yield from (warning.message for warning in plan.warnings)
+
+
+def _what_it_does(adapter: Any, plan: Plan) -> str:
+    if plan.name == "none":
+        return (
+            f", without a --speculative-config: nothing is drafted or judged; sampler: {adapter.sampler}; attention: "
+            "vLLM's own"
+        )
+    attention = "ours, where drafts are judged" if plan.config.ascend_spec.mqa_attention else "vLLM's own"
+    return (
+        f": method {plan.name} with K = {plan.num_speculative_tokens}, rule {plan.rule.name} "
+        f"({'lossless' if plan.rule.lossless else 'lossy'}); drafter: {adapter.drafter}{_weights(adapter, plan)}; "
+        f"sampler: {adapter.sampler}; attention: {attention}"
+    )
 
 
 def _weights(adapter: Any, plan: Plan) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from ascend_spec.config import ConfigError, Finding, Plan
+from ascend_spec.config import Plan
 from ascend_spec.vllm.metrics import Metrics
+from ascend_spec.vllm.ranks import RankMismatchError
 
 logger = logging.getLogger("vllm.ascend_spec")
 T = TypeVar("T")
@@ -18,6 +19,9 @@ class OnError:
 
     def __init__(self, plan: Plan, metrics: Metrics) -> None:
         self.on_error, self.metrics = plan.config.ascend_spec.on_error, metrics
+        # V1 hands out the drafts of one rank to all; on V2 each rank goes on from those that it has made
+        target = plan.target
+        self.parts_ranks = target.runner == "v2" and target.tensor_parallel_size > 1
         self.is_off = False
         """Speculation is off for good."""
         self._has_failed = False
@@ -35,6 +39,7 @@ class OnError:
 
         Raises:
             Exception: what ``propose`` raises, if ``on_error`` is "raise".
+            RankMismatchError: it failed on this rank, and others would go on with the drafts that they have.
         """
         return None if self.is_off else self._attempt(propose, raises=self.on_error == "raise")
 
@@ -44,6 +49,12 @@ class OnError:
         except Exception as error:
             if raises:
                 raise
+            if self.parts_ranks:
+                raise RankMismatchError(
+                    f"The drafter failed on this rank ({type(error).__name__}: {error}). With tensor parallelism each "
+                    "rank of vLLM's V2 runner goes on from its own drafts, so that one without them would part from "
+                    "the others: 'ascend_spec.on_error' is \"raise\" there, whatever it was given as."
+                ) from error
             self.is_off = self.on_error == "disable"
             self.metrics.count_fallback(f"drafter failed: {type(error).__name__}")
             if not self._has_failed:
@@ -51,32 +62,3 @@ class OnError:
                 logger.exception("ascend-spec: the drafter failed (%s); %s", error, what)
             self._has_failed = True
         return None
-
-
-def refuse_disable(vllm_config: Any, plan: Plan) -> None:
-    """Where vLLM's own drafter cannot be left out once it has failed to load.
-
-    Raises:
-        ConfigError: ``on_error`` is "disable" there.
-    """
-    if plan.config.ascend_spec.on_error != "disable":
-        return
-    parallel = vllm_config.parallel_config
-    reasons = {
-        "the V2 runner verifies as many drafts of every request in every step": plan.target.runner != "v1",
-        "under asynchronous scheduling drafts are expected in every step (--no-async-scheduling)": bool(
-            vllm_config.scheduler_config.async_scheduling
-        ),
-        "a drafter that fails on one rank alone would part the ranks": parallel.tensor_parallel_size > 1,
-        "on Ascend it was not tried": vllm_config.device_config.device_type == "npu",
-    }
-    if found := [reason for reason, holds in reasons.items() if holds]:
-        raise ConfigError(
-            [
-                Finding(
-                    "ascend_spec.on_error",
-                    "'ascend_spec.on_error' was given as 'disable', which this start cannot keep with a drafter of "
-                    f'vLLM\'s own: {"; ".join(found)}. Use "continue" or "raise".',
-                )
-            ]
-        )

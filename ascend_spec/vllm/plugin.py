@@ -136,6 +136,15 @@ def _warn_of_near_miss(additional: dict[Any, Any]) -> None:
         logger.warning(
             "ascend-spec is not attached: additional_config has the key %r, not %r", names[near], KEY
         )
+        return
+    if names:
+        from ascend_spec.vllm.translate import misplaced_options
+
+        for name in misplaced_options(additional):
+            logger.warning(
+                "ascend-spec is not attached: additional_config has no key %r; if %r was meant for it, it belongs "
+                "inside that", KEY, name,
+            )  # fmt: skip
 
 
 def attach_once(worker: Any) -> None:

@@ -19,6 +19,8 @@ from ascend_spec.config import (
     resolve,
 )
 from ascend_spec.config.errors import shortened
+from ascend_spec.config.methods.ngram import DEFAULT_PROMPT_LOOKUP
+from ascend_spec.vllm.refusals import CARRIERS, refused
 
 #: fields of ours that vLLM fills with objects of its own, or that name no model
 OBJECTS = ("draft_parallel_config", "draft_model_config", "ascend_spec", "custom_method")
@@ -26,10 +28,6 @@ OBJECTS = ("draft_parallel_config", "draft_model_config", "ascend_spec", "custom
 VLLM_JUDGES = ("quantization", "moe_backend", "attention_backend", "kv_cache_dtype", "draft_load_config")
 #: what vLLM writes into ``model`` for methods without one
 NO_MODEL = ("ngram", "[ngram]", "ngram_gpu", "suffix", "extract_hidden_states")
-#: options of ours that the adapters carry out, or that the configuration layer has judged
-HONOURED = (
-    "method", "rejection_sample_method", "on_error", "posterior_threshold", "posterior_alpha", "mqa_attention",
-)  # fmt: skip
 #: of vLLM, where our attention can stand in for its own
 ATTENTION_DEVICES = ("cpu", "cuda")
 #: query rows of a request that vllm-ascend's attention takes, by its own assertion
@@ -53,15 +51,25 @@ def plan_for(vllm_config: Any, options: Any, runner_kind: str) -> Plan:
         if options != {}:
             raise ConfigError([_nothing_to_apply_to(options)])
         return resolve(None, target)
-    plan = resolve(load_speculative_config({**_carried(carrier), "ascend_spec": options}), target)
-    if refused := [
-        *_refused(plan, carrier),
-        *_refused_noise(plan),
+    plan = resolve(load_speculative_config({**_carried(carrier, options), "ascend_spec": options}), target)
+    if found := [
+        *refused(
+            plan.speculator,
+            runner_kind,
+            carrier.method,
+            async_scheduling=bool(vllm_config.scheduler_config.async_scheduling),
+            device_type=_device_type(vllm_config),
+        ),
         *_refused_on_ascend(plan, vllm_config),
         *_refused_attention(plan, vllm_config),
     ]:
-        raise ConfigError(refused)
+        raise ConfigError(found)
     return plan
+
+
+def misplaced_options(additional: dict[Any, Any]) -> list[str]:
+    """Names of our options that stand in ``additional_config`` itself, where another package may have the same name."""
+    return [name for name in AscendSpecConfig.model_fields if name in additional]
 
 
 def _nothing_to_apply_to(options: Any) -> Finding:
@@ -72,40 +80,6 @@ def _nothing_to_apply_to(options: Any) -> Finding:
     )
 
 
-def _refused(plan: Plan, carrier: Any) -> Iterator[Finding]:
-    """What would quietly become something else: vLLM runs what its own fields say."""
-    if plan.method != carrier.method:
-        yield Finding(
-            "ascend_spec.method",
-            f"'ascend_spec.method' was given as {plan.name!r}, but the method of --speculative-config is "
-            f"{carrier.method!r}, and that is what vLLM would run: {plan.name!r} is not built for vLLM yet. "
-            "Remove it.",
-        )
-    given = plan.config.ascend_spec
-    for name, option in AscendSpecConfig.model_fields.items():
-        value = getattr(given, name)
-        if name not in HONOURED and value != option.get_default():
-            yield Finding(
-                f"ascend_spec.{name}",
-                f"'ascend_spec.{name}' was given as {shortened(value)}, which is not built for vLLM yet. Remove "
-                "it.",
-            )
-
-
-def _refused_noise(plan: Plan) -> Iterator[Finding]:
-    """Drafts that are to be drawn with the target's random numbers by drafters that have others."""
-    if (
-        plan.target.runner == "v2"
-        and plan.rule.name == "coupled"
-        and plan.speculator.draft_distribution == "sampled"
-    ):
-        yield Finding(
-            "draft_sample_method",
-            '\'draft_sample_method\' was given as "probabilistic" with the rule "coupled", but the drafters of vLLM\'s '
-            'V2 runner draw with random numbers of their own. Use "greedy", or change the rule.',
-        )
-
-
 #: options of vllm-ascend under which the sampler would see something else than whole rows of logits, or be ignored
 ASCEND_OPTIONS = {
     "enable_reduce_sample": "gives the sampler a part of the vocabulary on each rank",
@@ -113,8 +87,12 @@ ASCEND_OPTIONS = {
 }
 
 
+def _device_type(vllm_config: Any) -> str:
+    return getattr(getattr(vllm_config, "device_config", None), "device_type", "")
+
+
 def on_ascend(vllm_config: Any) -> bool:
-    return getattr(getattr(vllm_config, "device_config", None), "device_type", "") == "npu"
+    return _device_type(vllm_config) == "npu"
 
 
 def _refused_on_ascend(plan: Plan, vllm_config: Any) -> Iterator[Finding]:
@@ -174,7 +152,7 @@ def _refused_attention(plan: Plan, vllm_config: Any) -> Iterator[Finding]:
         )
 
 
-def _carried(carrier: Any) -> dict[str, Any]:
+def _carried(carrier: Any, options: Any) -> dict[str, Any]:
     """vLLM's fields as the user may have written them; values that vLLM left alone are left out."""
     fields = {}
     for name, field in SpeculativeConfig.model_fields.items():
@@ -183,8 +161,13 @@ def _carried(carrier: Any) -> dict[str, Any]:
             fields[name] = value
     if fields.get("model") in NO_MODEL:
         del fields["model"]
-    for name in ("prompt_lookup_min", "prompt_lookup_max"):  # vLLM writes 0 for methods without them
+    lookup = ("prompt_lookup_min", "prompt_lookup_max")
+    for name in lookup:  # vLLM writes 0 for methods without them
         if fields.get(name) == 0:
+            del fields[name]
+    carries = isinstance(options, dict) and options.get("method") in CARRIERS
+    if carries and all(fields.get(name) == DEFAULT_PROMPT_LOOKUP for name in lookup):  # vLLM wrote both
+        for name in lookup:
             del fields[name]
     if "synthetic_acceptance_rates" in fields:  # a mean length has become rates by now
         fields.pop("synthetic_acceptance_length", None)

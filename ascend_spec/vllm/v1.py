@@ -11,9 +11,10 @@ from typing import Any
 import ascend_spec_ops
 from ascend_spec.config import Plan
 from ascend_spec.vllm.metrics import Metrics, is_first_tensor_rank, is_last_pipeline_rank
-from ascend_spec.vllm.on_error import OnError, refuse_disable
+from ascend_spec.vllm.on_error import OnError
+from ascend_spec.vllm.refusals import drafter_is_ours
 from ascend_spec.vllm.seams import check_seams
-from ascend_spec.vllm.v1_drafters import V1DraftSampler, V1NgramProposer, load_or_go_without
+from ascend_spec.vllm.v1_drafters import V1DraftSampler, V1NgramProposer, V1SuffixProposer, load_or_go_without
 from ascend_spec.vllm.v1_sampler import V1Sampler
 
 #: what the sampler holds on to
@@ -27,6 +28,14 @@ SAMPLER_SEAMS = (
 JUDGE_SEAMS = ("_get_spec_decode_draft_probs", "rejection_sampler.apply_logits_processors")
 #: of a drafter that samples
 DRAW_SEAMS = ("drafter._sample_from_logits", "drafter._enable_probabilistic_draft_probs")
+#: where our drafter of a method proposes
+PROPOSE_SEAMS = {
+    "ngram": ("drafter.propose",),
+    "suffix": (
+        "drafter.propose", "input_batch.req_ids", "input_batch.num_prompt_tokens", "input_batch.num_tokens_no_spec",
+        "input_batch.token_ids_cpu",
+    ),
+}  # fmt: skip
 #: what a runner without its drafter is changed in
 LOAD_SEAMS = (
     "drafter.load_model", "speculative_config", "num_spec_tokens",
@@ -38,7 +47,6 @@ class V1Adapter:
     """What was attached to one runner.
 
     Raises:
-        ConfigError: ``on_error`` is "disable" where it cannot be kept.
         SeamError: a part of the runner that is missing; nothing of it is changed then.
     """
 
@@ -48,16 +56,14 @@ class V1Adapter:
         # the last pipeline stage alone samples; vLLM's rejection sampler is there with speculation
         samples = hasattr(runner, "rejection_sampler") if speculates else is_last_pipeline_rank()
         drafter = getattr(runner, "drafter", None)  # None on vllm-ascend's pipeline stages but the last
-        drafts = drafter is not None and plan.method == "ngram"
+        drafts = drafter is not None and drafter_is_ours(plan.speculator, "v1")
         draws = samples and plan.speculator.draft_distribution == "sampled"
         may_go_without = drafter is not None and not drafts and plan.config.ascend_spec.on_error == "disable"
-        if may_go_without:
-            refuse_disable(runner.vllm_config, plan)
         check_seams(
             runner,
             (SAMPLER_SEAMS if samples else ())
             + (JUDGE_SEAMS if samples and speculates else ())
-            + (("drafter.propose",) if drafts else ())
+            + (PROPOSE_SEAMS[plan.method] if drafts else ())
             + (DRAW_SEAMS if draws else ())
             + (LOAD_SEAMS if may_go_without else ()),
         )
@@ -72,7 +78,11 @@ class V1Adapter:
                 # vLLM keeps them with few of the rules alone
                 runner.drafter._enable_probabilistic_draft_probs = True
         if drafts:
-            runner.drafter.propose = V1NgramProposer(runner.drafter, plan, on_error)
+            runner.drafter.propose = (
+                V1SuffixProposer(runner, plan, on_error)
+                if plan.method == "suffix"
+                else V1NgramProposer(runner.drafter, plan, on_error)
+            )
         if may_go_without:
             load_or_go_without(runner, on_error)
         self.sampler = "ours" if samples else "none on this rank"

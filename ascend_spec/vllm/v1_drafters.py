@@ -1,4 +1,4 @@
-"""Drafting in vLLM's V1 runner: our n-gram lookup, and the draw of vLLM's own drafters."""
+"""Drafting in vLLM's V1 runner: our n-gram and suffix drafters, and the draw of vLLM's own drafters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 
 import ascend_spec_ops
 from ascend_spec.config import Plan
-from ascend_spec.drafters import NgramDrafter
+from ascend_spec.drafters import create_drafter
+from ascend_spec.drafters.draft_model import draft_seeds
 from ascend_spec.types import DraftBatch
 from ascend_spec.vllm.on_error import OnError
 from ascend_spec.vllm.v1_sampler import EPS, V1Sampler
@@ -18,46 +19,84 @@ from ascend_spec_ops.uniforms import STREAM_DRAFT_LANE
 from ascend_spec_ops.uniforms.reference import exponential_of
 
 
-class V1NgramProposer:
-    """Stands in for ``NgramProposer.propose`` of one instance."""
+class _HostProposer:
+    """Stands in for ``propose`` of one instance of a drafter of vLLM's that works on lists and arrays on the host."""
 
     def __init__(self, stock: Any, plan: Plan, on_error: OnError) -> None:
         self.on_error = on_error
-        drafter = on_error.load(lambda: NgramDrafter.from_plan(plan))
-        if drafter is not None:  # otherwise speculation is off
-            self.drafter = drafter
+        self.drafter: Any = on_error.load(lambda: create_drafter(plan))  # None: speculation is off
         self.k = plan.num_speculative_tokens
         self.max_model_len = plan.target.max_model_len
         # since 0.26 the scheduler's K of the step comes first
         first = next(iter(inspect.signature(stock.propose).parameters))
         self.takes_k = first == "num_speculative_tokens"
-        self.runner: Any = getattr(stock, "runner", None)
 
     def __call__(self, *args: Any, slot_mappings: Any = None) -> list[list[int]]:
-        """``([K,] sampled_token_ids, num_tokens_no_spec [max_reqs], token_ids_cpu [max_reqs, max_model_len])``
-        -> drafts of each request, none where nothing was sampled."""
-        k, (sampled, *histories) = (args[0], args[1:4]) if self.takes_k else (self.k, args[:3])
-        if not histories:  # vllm-ascend 0.23 gives the sampled tokens alone
-            batch = self.runner.input_batch
-            histories = [batch.num_tokens_no_spec, batch.token_ids_cpu]
-        num_tokens, token_ids = histories
+        """Drafts of each request, none where nothing was sampled. The arguments are K, if this vLLM gives it, and among
+        others of the drafter's own the only list, of the tokens that each request has sampled."""
+        k, given = (args[0], args[1:]) if self.takes_k else (self.k, args)
+        sampled = next(argument for argument in given if isinstance(argument, list))
         if not sampled:
             return []
-        drafts = self.on_error.propose(lambda: self._propose(k, sampled, num_tokens, token_ids))
-        return [[] for _ in sampled] if drafts is None else drafts
+        drafts = self.on_error.propose(lambda: self._propose(k, sampled, given))
+        if drafts is None:
+            return [[] for _ in sampled]
+        return [row if row[-1] >= 0 else [token for token in row if token >= 0] for row in drafts.tolist()]
 
-    def _propose(
-        self, k: int, sampled: list[list[int]], num_tokens: np.ndarray, token_ids: np.ndarray
-    ) -> list[list[int]]:
-        lengths = np.array([len(ids) > 0 for ids in sampled], np.int32) * num_tokens[: len(sampled)]
-        history = np.ascontiguousarray(token_ids[: len(sampled), : self.max_model_len], np.int32)
-        batch = DraftBatch(
-            token_ids=torch.from_numpy(history),
-            num_tokens=torch.from_numpy(lengths.astype(np.int32)),
-            num_speculative_tokens=torch.full((len(sampled),), k, dtype=torch.int32),
+    def _propose(self, k: int, sampled: list[list[int]], given: tuple[Any, ...]) -> np.ndarray:
+        """``[len(sampled), plan.num_speculative_tokens]`` int32, -1 behind a row's drafts."""
+        raise NotImplementedError
+
+    def _rows(
+        self, sampled: list[list[int]], num_tokens: np.ndarray, token_ids: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Histories ``[n, max_model_len]`` and lengths ``[n]``, int32; a length of 0 where nothing was sampled."""
+        num_reqs = len(sampled)
+        has_sampled = np.fromiter(map(bool, sampled), np.int32, num_reqs)
+        return (
+            np.asarray(token_ids[:num_reqs, : self.max_model_len], np.int32),
+            has_sampled * np.asarray(num_tokens[:num_reqs], np.int32),
         )
-        drafts = self.drafter.propose(batch).token_ids
-        return [[token for token in row if token >= 0] for row in drafts.tolist()]
+
+
+class V1NgramProposer(_HostProposer):
+    """``([K,] sampled_token_ids, num_tokens_no_spec [max_reqs], token_ids_cpu [max_reqs, max_model_len])``, the last
+    two left out by vllm-ascend 0.23."""
+
+    def __init__(self, stock: Any, plan: Plan, on_error: OnError) -> None:
+        super().__init__(stock, plan, on_error)
+        self.runner: Any = getattr(stock, "runner", None)
+
+    def _propose(self, k: int, sampled: list[list[int]], given: tuple[Any, ...]) -> np.ndarray:
+        _, *histories = given[:3]
+        if not histories:
+            batch = self.runner.input_batch
+            histories = [batch.num_tokens_no_spec, batch.token_ids_cpu]
+        token_ids, lengths = self._rows(sampled, *histories)
+        return self.drafter.propose_on_host(token_ids, lengths, np.full(len(sampled), k, np.int32))
+
+
+class V1SuffixProposer(_HostProposer):
+    """Reads the runner's batch: who the requests are, vLLM tells its n-gram drafter nothing of."""
+
+    def __init__(self, runner: Any, plan: Plan, on_error: OnError) -> None:
+        super().__init__(runner.drafter, plan, on_error)
+        self.runner = runner
+
+    def _propose(self, k: int, sampled: list[list[int]], given: tuple[Any, ...]) -> np.ndarray:
+        batch, num_reqs = (
+            self.runner.input_batch,
+            len(sampled),
+        )  # vLLM makes a new batch once it has the KV cache
+        token_ids, lengths = self._rows(sampled, batch.num_tokens_no_spec, batch.token_ids_cpu)
+        histories = DraftBatch(
+            token_ids=torch.from_numpy(token_ids),
+            num_tokens=torch.from_numpy(lengths),
+            num_speculative_tokens=torch.full((num_reqs,), k, dtype=torch.int32),
+            num_prompt_tokens=torch.from_numpy(np.asarray(batch.num_prompt_tokens[:num_reqs], np.int32)),
+            request_ids=tuple(batch.req_ids[:num_reqs]),
+        )
+        return self.drafter.propose(histories).token_ids.numpy()
 
 
 class V1DraftSampler:
@@ -90,7 +129,8 @@ class V1DraftSampler:
             tokens = ascend_spec_ops.sample(logits, temperature, seeds, positions)
             return tokens.clamp(min=0).to(torch.int64), None  # rows that are not finite: any token
         probs = (logits.float() / temperature.masked_fill(greedy, 1.0)[:, None]).softmax(-1)
-        bits = ascend_spec_ops.random_bits(seeds, positions, STREAM_DRAFT_LANE, probs.shape[1])
+        rounds = draft_seeds(draw.seeds, draw.positions).repeat_interleave(each)
+        bits = ascend_spec_ops.random_bits(rounds, positions, STREAM_DRAFT_LANE, probs.shape[1])
         noise = exponential_of(bits).to(torch.float32)
         return torch.where(greedy, probs.argmax(-1), (probs / noise).argmax(-1)), probs
 

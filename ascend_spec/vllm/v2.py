@@ -14,10 +14,11 @@ from typing import Any
 import ascend_spec_ops
 from ascend_spec.config import ConfigError, Finding, Plan
 from ascend_spec.vllm.metrics import Metrics, is_first_tensor_rank
-from ascend_spec.vllm.on_error import OnError, refuse_disable
+from ascend_spec.vllm.on_error import OnError
+from ascend_spec.vllm.refusals import drafter_is_ours
 from ascend_spec.vllm.seams import check_seams
 from ascend_spec.vllm.v2_sampler import V2Draw, V2Verify
-from ascend_spec.vllm.v2_speculator import V2Speculator, supports
+from ascend_spec.vllm.v2_speculator import V2Speculator
 
 DRAW = {"_sample_random": V2Draw.__call__}
 VERIFY = {"_verify": V2Verify.__call__}
@@ -27,8 +28,7 @@ class V2Adapter:
     """What was attached to one runner.
 
     Raises:
-        ConfigError: what vLLM's V2 runner does and this project's draw would undo; ``on_error`` is "disable" where
-            it cannot be kept.
+        ConfigError: what vLLM's V2 runner does and this project's draw would undo.
         SeamError: methods that are replaced take other arguments in this vLLM; nothing of the runner is changed.
     """
 
@@ -37,13 +37,11 @@ class V2Adapter:
         self.runner, self.plan = runner, plan
         # the last pipeline stage alone has a speculator and draws
         samples = runner.is_last_pp_rank
-        drafts = runner.speculator is not None and supports(plan.speculator)
+        drafts = runner.speculator is not None and drafter_is_ours(plan.speculator, "v2")
         if samples:
             probe_samplers()
         if drafts:
             check_seams(type(runner.speculator), replaced={"propose": V2Speculator.propose})
-        elif runner.speculator is not None:
-            refuse_disable(runner.vllm_config, plan)
         self.metrics = Metrics(plan.rule, is_published=samples and is_first_tensor_rank())
         ascend_spec_ops.limit_threads(plan.num_threads)
         ascend_spec_ops.warm_up(plan.warm_up, runner.device)

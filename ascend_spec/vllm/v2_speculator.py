@@ -7,16 +7,10 @@ from typing import Any
 import torch
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-from ascend_spec.config import Plan, SpeculatorConfig
+from ascend_spec.config import Plan
 from ascend_spec.drafters import create_drafter
 from ascend_spec.types import DraftBatch
 from ascend_spec.vllm.on_error import OnError
-
-
-def supports(contract: SpeculatorConfig) -> bool:
-    """Whether a method's drafter is ours, reads the token history alone, and reads it on the device."""
-    built = contract.speculator_class is not None
-    return built and contract.model == "none" and not contract.needs_host_tokens
 
 
 class V2Speculator(BaseSpeculator):
@@ -74,7 +68,7 @@ class V2Speculator(BaseSpeculator):
         return last.repeat(1, width) if drafts is None else torch.where(drafts < 0, last, drafts)
 
     def _drafts(self, slots: torch.Tensor, num_sampled: torch.Tensor, wanted: int) -> torch.Tensor:
-        assert self.drafter is not None  # the method is one that is supported, and it loaded
+        assert self.drafter is not None  # the method is one whose drafter is ours, and it loaded
         return self.drafter.propose(self._batch(slots, num_sampled, wanted)).token_ids[slots]
 
     def _batch(self, slots: torch.Tensor, num_sampled: torch.Tensor, wanted: int) -> DraftBatch:

@@ -86,6 +86,15 @@ def tree_seams_in_the_log() -> Undo:
     return stack.close
 
 
+def drafts_left_out() -> Undo:
+    """Where vLLM's drafter is not confident: of each step, how many drafts each request had, and how many are left."""
+    from adaptive_on_cpu import drafts_left_out
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(drafts_left_out(lambda *told: logger.info("verified %s", json.dumps(told))))
+    return stack.close
+
+
 def a_drafter_that_fails_once() -> Undo:
     from ascend_spec.drafters import NgramDrafter
 
@@ -166,6 +175,18 @@ def broken_drafts_taken_as_deterministic() -> Undo:
 def broken_draft_temperature_forgotten() -> Undo:
     def verify(verify: Any, *arguments: Any) -> torch.Tensor:
         return verify(*arguments[:8], torch.ones_like(arguments[8]))
+
+    return _with_verify(verify)
+
+
+def broken_drafts_counted_on_the_host() -> Undo:
+    """Which spreads those that are left evenly."""
+
+    def verify(verify: Any, *arguments: Any) -> torch.Tensor:
+        ends = arguments[2]
+        places = torch.arange(1, len(ends) + 1)
+        even = (len(arguments[1]) * places // len(ends)).to(ends.dtype)
+        return verify(*arguments[:2], even, *arguments[3:])
 
     return _with_verify(verify)
 

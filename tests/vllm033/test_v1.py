@@ -25,6 +25,8 @@ from vllm033_cases import (
 from vllm_support import supports
 
 V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+#: carries it
+SUFFIX = {"method": "ngram", "num_speculative_tokens": 8}
 WAYS = ["wrap", "wrap and hook", "hook"]
 
 
@@ -37,6 +39,7 @@ def ngram(ask: Any, shared: Path) -> Answers:
         "wrap": case(target, NGRAM, GREEDY, SEEDED, BACKWARDS),
         "wrap and hook": case(target, NGRAM, **HOOK),
         "hook": case(target, NGRAM, **HOOK, changes=["without_the_wrap"]),
+        "suffix": case(target, SUFFIX, GREEDY, GREEDY, options={"method": "suffix"}),
     }
     return ask("v1-ngram", cases, **V1)
 
@@ -75,6 +78,17 @@ def test_ngram_keeps_greedy_text(way: str, ngram: Answers) -> None:
 
 def test_seeds_decide(ngram: Answers) -> None:
     check_seeded(ngram["wrap"])
+
+
+@supports("vllm 0.33.0", "V1", ["suffix (ours)"], "text at temperature 0")
+def test_suffix_keeps_greedy_text(ngram: Answers) -> None:
+    """And knows it the second time."""
+    check_attached_once(ngram["suffix"])
+    assert re.search("method suffix with K = 8.*drafter: ours", attached_lines(ngram["suffix"])[0])
+    check_same_text(ngram["suffix"], ngram["off"])
+    first, second = ngram["suffix"]["passes"]
+    assert second["tokens"] == first["tokens"]
+    assert second["counters"]["accepted_tokens"] > first["counters"]["accepted_tokens"]
 
 
 @supports("vllm 0.33.0", "V1", ["draft model"], "text at temperature 0")

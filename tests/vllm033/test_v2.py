@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ PENALTY = {"sampling": {"temperature": 0.0, "repetition_penalty": 1.3}}
 ONE_TOKEN = {"sampling": {"temperature": 1.5, "seed": 3, "top_k": 1}}
 SPREAD = {"sampling": {"temperature": 0.7, "seed": 5}}
 SAMPLED = {"draft_sample_method": "probabilistic"}
+ADAPTIVE = {"enable_adaptive_verification": True}
 FAILS_ONCE = ["a_drafter_that_fails_once", "drafts_in_the_log"]
 WARMED_UP = {
     "enforce_eager": False,
@@ -50,6 +52,18 @@ def answers(ask: Any, shared: Path) -> Answers:
         "ngram": case(target, NGRAM, GREEDY, SEEDED, BACKWARDS, changes=["drafts_in_the_log"]),
         "draft model": case(target, draft_model(shared / "draft"), **HOOK),
         "another vLLM": case(target, None, changes=["a_sampler_of_another_vllm"]),
+        "adaptive": case(
+            target,
+            draft_model(shared / "draft", **ADAPTIVE),
+            GREEDY,
+            SEEDED,
+            BACKWARDS,
+            changes=["drafts_left_out"],
+            options={"rejection_sample_method": "coupled"},
+        ),
+        "adaptive, ours": case(target, {**NGRAM, **ADAPTIVE}, changes=["drafts_left_out"]),
+        "recent": case(target, NGRAM, changes=["drafts_in_the_log"], options={"match": "recent"}),
+        "suffix": case(target, NGRAM, options={"method": "suffix"}),
         "disable": case(target, draft_model(shared / "draft"), options={"on_error": "disable"}),
         "watermark": case(target, None, watermark_config={"key": 1, "algorithm": "gumbel"}),
     }
@@ -85,6 +99,11 @@ def broken(ask: Any, shared: Path) -> Answers:
         "history of a neighbour": case(
             target, NGRAM, changes=["broken_history_of_a_neighbour", "drafts_in_the_log"]
         ),
+        "counted on the host": case(
+            target,
+            draft_model(shared / "draft", **ADAPTIVE),
+            changes=["drafts_left_out", "broken_drafts_counted_on_the_host"],
+        ),
         "seeds by place": case(target, NGRAM, GREEDY, SEEDED, BACKWARDS, changes=["broken_seeds_by_place"]),
         "deterministic": case(target, own, SPREAD, changes=["broken_drafts_taken_as_deterministic"]),
         "draft temperature": case(target, own, SPREAD, changes=["broken_draft_temperature_forgotten"]),
@@ -113,8 +132,44 @@ def test_drafts_are_looked_up(answers: Answers) -> None:
     check_looked_up(answers["ngram"])
 
 
+def test_the_most_recent_match_is_looked_up(answers: Answers) -> None:
+    check_looked_up(answers["recent"], "recent")
+    check_same_text(answers["recent"], answers["off"])
+    with pytest.raises(AssertionError):
+        check_looked_up(answers["recent"])
+
+
 def test_seeds_decide(answers: Answers) -> None:
     check_seeded(answers["ngram"])
+
+
+def check_left_out(answer: Answer, off: Answer) -> None:
+    """vLLM leaves out drafts that its drafter is not confident of, and knows on the device alone whose they are."""
+    check_same_text(answer, off)
+    steps = [
+        json.loads(line.removeprefix("verified ")) for line in answer["log"] if line.startswith("verified ")
+    ]
+    assert all(kept <= had for step in steps for had, kept in zip(*step, strict=True))
+    uneven = [kept for had, kept in steps if 0 < sum(kept) < sum(had) and max(kept) - min(kept) > 1]
+    assert len(uneven) > 2, "vLLM's own counts on the host are as even as can be"
+
+
+def test_drafts_that_vllm_leaves_out(answers: Answers) -> None:
+    check_left_out(answers["adaptive"], answers["off"])
+    # whose drafts are left out hangs on the neighbours, and under this rule no token hangs on that
+    check_seeded(answers["adaptive"])
+
+
+def test_adaptive_verification_is_refused_for_a_drafter_of_ours(answers: Answers) -> None:
+    error = answers["adaptive, ours"]["error"]
+    assert error.startswith("ConfigError")
+    assert "'enable_adaptive_verification' was given as true, but method 'ngram' tells no confidence" in error
+
+
+def test_suffix_is_refused(answers: Answers) -> None:
+    error = answers["suffix"]["error"]
+    assert error.startswith("ConfigError")
+    assert "given as 'suffix', which vLLM's V2 model runner does not have; its V1 runner does" in error
 
 
 def test_a_missing_seam_is_named(answers: Answers) -> None:
@@ -217,6 +272,13 @@ def test_a_neighbours_history_is_noticed(broken: Answers, answers: Answers) -> N
     check_same_text(broken["history of a neighbour"], answers["off"])
     with pytest.raises(AssertionError):
         check_looked_up(broken["history of a neighbour"])
+
+
+@pytest.mark.full
+def test_drafts_counted_on_the_host_are_noticed(broken: Answers, answers: Answers) -> None:
+    assert "error" not in broken["counted on the host"]
+    with pytest.raises(AssertionError):
+        check_left_out(broken["counted on the host"], answers["off"])
 
 
 @pytest.mark.full

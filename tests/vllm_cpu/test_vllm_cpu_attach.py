@@ -106,16 +106,19 @@ def test_a_misspelt_key_is_named(vllm, engine):
 #: our options -> what the refusal must say
 REFUSED = [
     ({"onerror": "raise"}, "Did you mean 'ascend_spec.on_error'?"),
-    ({"num_speculative_tokens": 4}, "'ascend_spec.num_speculative_tokens'"),
+    ({"num_speculative_tokens": 4}, "is a field of the speculative config itself. Move it there"),
+    (
+        {"ascend_spec": {"on_error": "raise"}},
+        "inside another 'ascend_spec'. Put its options into the outer one",
+    ),
     ({"on_error": "stop"}, "'ascend_spec.on_error' was given as 'stop'"),
     (True, "'ascend_spec' was given as True"),
     ("standard", "'ascend_spec' was given as 'standard'"),
     ({"rejection_sample_method": "standart"}, "Did you mean 'standard'?"),
     ({"rejection_sample_method": "synthetic"}, "neither"),
     ({"posterior_alpha": 2.0}, "'ascend_spec.posterior_alpha'"),
-    ({"match": "recent"}, "'ascend_spec.match' was given as 'recent', which is not built for vLLM"),
     ({"disable_by_batch_size": 8}, "'ascend_spec.disable_by_batch_size'"),
-    ({"suffix_memory_path": "a.bin"}, "'ascend_spec.suffix_memory_path'"),
+    ({"heterogeneous_vocab_method": "slem"}, "'ascend_spec.heterogeneous_vocab_method'"),
 ]
 
 

@@ -48,7 +48,8 @@ def check(answer: Answer, expected: Answer, cell: cases.Cell) -> None:
             if not (batch["sampled_neighbours"] and i % 2):
                 _compare(first[i], want, f"{where}, first run")
                 _compare(second[i], want, f"{where}, second run")
-            elif not cell["prefix_cache"]:  # with it the second run is scheduled otherwise, and K may differ
+            # with a prefix cache the second run is scheduled otherwise, and K may differ; a memory has other drafts
+            elif not cell["prefix_cache"] and cell["method"] != "suffix":
                 assert first[i]["tokens"] == second[i]["tokens"], where
                 assert first[i]["tokens"], where
 

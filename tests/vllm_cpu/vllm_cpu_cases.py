@@ -8,6 +8,8 @@ from typing import Any
 
 #: ours on; without it vLLM is as it comes
 PLUGIN = {"additional_config": {"ascend_spec": {}}}
+#: method of a test -> options of ours, where vLLM's own fields don't say all
+OPTIONS = {name: {"method": "suffix"} for name in ("suffix", "suffix_forgetful")}
 K = 4
 Request = dict[str, Any]
 Cell = dict[str, Any]
@@ -23,6 +25,13 @@ def methods(models: dict[str, str]) -> dict[str, dict[str, Any]]:
             "prompt_lookup_min": 1,
             "prompt_lookup_max": 3,
         },
+        # vLLM takes its own word for it only where arctic_inference is installed
+        "suffix": {"method": "ngram", "num_speculative_tokens": 8},
+        "suffix_forgetful": {
+            "method": "ngram",
+            "num_speculative_tokens": 8,
+            "suffix_decoding_max_cached_requests": 0,
+        },
         "draft_model": noisy,
         "draft_model_sampled": {**noisy, "draft_sample_method": "probabilistic"},
         "draft_model_self": {**noisy, "model": models["target"]},
@@ -33,6 +42,11 @@ def methods(models: dict[str, str]) -> dict[str, dict[str, Any]]:
         path = f"vllm_cpu_drafters.{name}"
         named[name.lower()] = {"method": "custom_class", "model": path, "num_speculative_tokens": K}
     return named
+
+
+def plugin(method: str) -> dict[str, Any]:
+    """Ours on, with what the method takes."""
+    return {"additional_config": {"ascend_spec": OPTIONS.get(method, {})}}
 
 
 def target(method: str, models: dict[str, str]) -> str:
@@ -84,7 +98,7 @@ def pairs(cell: Cell) -> set[tuple]:
 
 #: of an engine
 ENGINE_FACTORS = {
-    "method": ("ngram", "draft_model", "eagle", "oracle"),
+    "method": ("ngram", "suffix", "draft_model", "eagle", "oracle"),
     "chunked_prefill": (False, True),
     "prefix_cache": (False, True),
     "scarce_blocks": (False, True),
@@ -92,7 +106,7 @@ ENGINE_FACTORS = {
     "logprobs_mode": ("raw_logprobs", "processed_logprobs"),
 }
 #: of target and drafter together
-LAYERS_WITH_KV = {"ngram": 2, "draft_model": 4, "eagle": 3, "oracle": 2}
+LAYERS_WITH_KV = {"ngram": 2, "suffix": 2, "draft_model": 4, "eagle": 3, "oracle": 2}
 #: of a batch; every engine runs them all
 BATCH_FACTORS = {
     "processors": (False, True),
@@ -122,7 +136,7 @@ def speculation_of(cell: Cell, models: dict[str, str]) -> dict[str, Any]:
     if cell["k_by_batch_size"] and cell["method"] != "oracle":  # vLLM cannot change K for classes
         k = config["num_speculative_tokens"]
         config = {**config, "num_speculative_tokens_per_batch_size": [[1, 2, k], [3, 3, 1], [4, 64, 0]]}
-    return {"speculative_config": config, **PLUGIN}
+    return {"speculative_config": config, **plugin(cell["method"])}
 
 
 def processors(texts: list[list[int]]) -> list[dict[str, Any]]:

@@ -278,7 +278,9 @@ def seam_is_gone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ngram_fails() -> Iterator[None]:
-    with mock.patch.object(ngram, "ngram_match", side_effect=RuntimeError("no lookup today")):
+    with mock.patch.object(
+        ngram.NgramDrafter, "propose_on_host", side_effect=RuntimeError("no lookup today")
+    ):
         yield
 
 

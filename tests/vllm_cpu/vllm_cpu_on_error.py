@@ -58,15 +58,15 @@ def ngram_does_not_load() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ngram_fails_once() -> Iterator[None]:
-    original, calls = NgramDrafter.propose, []
+    original, calls = NgramDrafter.propose_on_host, []
 
-    def propose(self: NgramDrafter, batch: Any) -> Any:
-        calls.append(batch)
+    def propose_on_host(self: NgramDrafter, *histories: Any) -> Any:
+        calls.append(histories)
         if len(calls) == 3:
             raise RuntimeError("not now")
-        return original(self, batch)
+        return original(self, *histories)
 
-    with mock.patch.object(NgramDrafter, "propose", propose):
+    with mock.patch.object(NgramDrafter, "propose_on_host", propose_on_host):
         yield
 
 

@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -46,21 +47,26 @@ TWO_RANKS = {
 }
 
 
+def _fails(*arguments: Any) -> Any:
+    raise OSError("no drafts on this rank")
+
+
 class Watch:
     """Methods for vLLM's workers."""
 
     model_runner: Any
     rank: int
 
-    def watch(self, fault: str | None) -> None:
-        """Write down drafts and drawn tokens from now on; ``fault`` befalls rank 1."""
+    def watch(self, fault: str | None, rank: int) -> None:
+        """Write down drafts and drawn tokens from now on; ``fault`` befalls one rank."""
         runner = self.model_runner
         self.heard_drafts: list[Any] = []
         self.heard_tokens: list[Any] = []
         if not hasattr(self, "unwatched"):
             self.unwatched = runner.drafter.propose, runner._sample
+            self.drafter = runner.drafter.propose.drafter
         propose, sample = self.unwatched
-        broken = fault if self.rank == 1 else None
+        broken = fault if self.rank == rank else None
 
         def proposing(*args: Any, **kwargs: Any) -> list[list[int]]:
             drafts = propose(*args, **kwargs)
@@ -74,6 +80,7 @@ class Watch:
             self.heard_tokens.append(output.sampled_token_ids.tolist())
             return output
 
+        propose.drafter = SimpleNamespace(propose_on_host=_fails) if broken == "no drafter" else self.drafter
         if broken == "other seeds":
             sample.random.seed(1)
         runner.drafter.propose, runner._sample = proposing, sampling
@@ -107,7 +114,7 @@ def two_ranks(engine: dict[str, Any]) -> Iterator[Any]:
 
 
 def generate(engine: dict[str, Any], batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each batch's ("requests", "fault") texts and what each rank wrote down.
+    """Each batch's ("requests", "fault", "rank": 1 if it is left out) texts and what each rank wrote down.
 
     Returns:
         for each batch "outputs", as of :func:`vllm_cpu_engine.generate`, "ranks", and vLLM's "accepted" and "drafted".
@@ -116,7 +123,7 @@ def generate(engine: dict[str, Any], batches: list[dict[str, Any]]) -> list[dict
     with two_ranks(engine) as llm:
         before = vllm_cpu_engine.counters(llm)
         for batch in batches:
-            llm.collective_rpc("watch", args=(batch.get("fault"),))
+            llm.collective_rpc("watch", args=(batch.get("fault"), batch.get("rank", 1)))
             outputs = vllm_cpu_engine.run(llm, batch["requests"])
             after = vllm_cpu_engine.counters(llm)
             answers.append(
