@@ -40,6 +40,10 @@ AGAIN = 4
 Verify = Callable[..., torch.Tensor]
 
 
+class _NoOutput(Exception):
+    """There is nothing to measure."""
+
+
 @dataclass(frozen=True)
 class Tables:
     """Logits of rows 0 to K, by the tokens before them: ``rows[i]`` is ``[V] * (i + 1)``."""
@@ -64,10 +68,14 @@ class Audit:
     """None: not known in closed form."""
     standard_error: float
     samples: int
+    failure: str | None = None
+    """Why there is nothing to measure: it raised, or what it gave is no output."""
 
     @property
     def is_sound(self) -> bool:
         """The law of an exact rule, and its mean, are as near as chance brings them."""
+        if self.failure is not None:
+            return False
         off = 0.0 if self.expected_accepted is None else abs(self.mean_accepted - self.expected_accepted)
         return self.p_value > SIGNIFICANCE and off <= STANDARD_ERRORS * self.standard_error
 
@@ -116,17 +124,25 @@ def audit(
         pairs += torch.bincount(flat, minlength=pairs.numel()).view_as(pairs)
         accepted += torch.bincount(counts, minlength=K + 1)
     law = pair_law(tables, temperature)
-    chi_square = float(((pairs - samples * law) ** 2 / (samples * law)).sum())
-    half_freedom = torch.tensor((VOCAB**2 - 1) / 2, dtype=torch.float64)
-    p_value = torch.special.gammaincc(half_freedom, torch.tensor(chi_square / 2, dtype=torch.float64))
+    chi_square, p_value = _chi_square(pairs.flatten(), samples * law.flatten())
     lengths = torch.arange(K + 1, dtype=torch.float64)
     mean = float((accepted * lengths).sum() / samples)
     variance = float((accepted * (lengths - mean) ** 2).sum() / samples)
     return Audit(
-        rule, kind, temperature, float((pairs / samples - law).abs().sum() / 2), chi_square, float(p_value), mean,
+        rule, kind, temperature, float((pairs / samples - law).abs().sum() / 2), chi_square, p_value, mean,
         expected_accepted(tables, rule, kind, temperature), max(variance / samples, samples**-2) ** 0.5,
         samples,
     )  # fmt: skip
+
+
+def _chi_square(counts: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
+    """And its p-value. Cells that expect fewer than 5 are taken together, as the test's approximation wants."""
+    rare = expected < 5
+    if rare.any():
+        counts, expected = (torch.cat([x[~rare], x[rare].sum()[None]]) for x in (counts, expected))
+    chi_square = ((counts - expected) ** 2 / expected.clamp(min=1e-300)).sum()
+    half_freedom = chi_square.new_tensor((len(counts) - 1) / 2)
+    return float(chi_square), float(torch.special.gammaincc(half_freedom, chi_square / 2))
 
 
 def _rounds(
@@ -167,8 +183,32 @@ def _rounds(
 
 
 def _on(device: str, verify: Verify, *args: torch.Tensor | int) -> torch.Tensor:
+    """``[B, max_spec_len + 2]`` on the host.
+
+    Raises:
+        _NoOutput: what was called raised, or gave something else.
+    """
     moved = [arg.to(device) if isinstance(arg, torch.Tensor) else arg for arg in args]
-    return verify(*moved).cpu()
+    ends, max_spec_len = args[2], args[6]
+    assert isinstance(ends, torch.Tensor)
+    assert isinstance(max_spec_len, int)
+    try:
+        out = verify(*moved).cpu()
+    except Exception as error:  # whoever wrote it wants to see it in its row
+        raise _NoOutput(f"{type(error).__name__}: {error}") from error
+    if out.dim() != 2 or out.is_floating_point() or len(out) != len(ends) or out.shape[1] < max_spec_len + 2:
+        raise _NoOutput(
+            f"the output is {list(out.shape)} {out.dtype}, and not [{len(ends)}, {max_spec_len + 2}] int32"
+        )
+    if len(out) == 0:
+        return out
+    counts, tokens = out[:, 0], out[:, 1:]
+    if counts.min() < 1 or counts.max() > max_spec_len + 1:
+        raise _NoOutput(f"counts are {counts.min()} to {counts.max()}; they must be 1 to {max_spec_len + 1}")
+    emitted = tokens[torch.arange(tokens.shape[1]) < counts[:, None]]
+    if emitted.min() < 0 or emitted.max() >= VOCAB:
+        raise _NoOutput(f"tokens are {emitted.min()} to {emitted.max()}; they must be 0 to {VOCAB - 1}")
+    return out
 
 
 def _law(rows: Sequence[torch.Tensor], temperature: float) -> list[torch.Tensor]:
@@ -220,9 +260,13 @@ def run(
         for kind in KINDS:
             for temperature in temperatures:
                 cell = (verify or ours, rule, kind, temperature)
-                line = audit(*cell, samples, device)
-                if rule in EXACT and not line.is_sound:
-                    line = audit(*cell, AGAIN * samples, device, first_seed=samples)
+                try:
+                    line = audit(*cell, samples, device)
+                    if rule in EXACT and not line.is_sound:
+                        line = audit(*cell, AGAIN * samples, device, first_seed=samples)
+                except _NoOutput as error:
+                    nan = float("nan")
+                    line = Audit(rule, kind, temperature, nan, nan, nan, nan, None, nan, samples, str(error))
                 yield line
 
 
@@ -253,7 +297,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.samples < MIN_SAMPLES or not all(0.1 <= t <= 10 for t in args.temperature or ()):
         parser.error(f"--samples must be {MIN_SAMPLES} or more, and --temperature from 0.1 to 10")
     try:
-        torch.empty(0, device=args.device)
+        torch.empty(0, device=args.device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         parser.error(
             f"--device {args.device!r} was given; it must be one that torch has here ({str(error).splitlines()[0]})"
@@ -263,28 +307,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         module, _, name = args.callable.partition(":")
         try:
             verify = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError, TypeError) as error:
+            if not callable(verify):
+                raise TypeError(f"{name} is a {type(verify).__name__}")
+        except Exception as error:  # a module may raise anything
             parser.error(
-                f"--callable {args.callable!r} was given; it must be MODULE:NAME of a function ({error})"
+                f"--callable {args.callable!r} was given; it must be MODULE:NAME of a function "
+                f"({type(error).__name__}: {error})"
             )
     audits = run(args.rule or EXACT, args.samples, args.temperature or (0.7, 1.0), args.device, verify)
     return _report(audits, args.samples, args.json)
 
 
 def _report(audits: Iterator[Audit], samples: int, as_json: bool) -> int:
-    broken = 0
+    broken = num_exact = 0
     if not as_json:
         print("rule       drafts        T        TV         chi2          p  accepted  expected      z")
     for line in audits:
-        bad = line.rule in EXACT and not line.is_sound
+        bad = line.failure is not None or (line.rule in EXACT and not line.is_sound)
         broken += bad
+        num_exact += line.rule in EXACT
         if as_json:
-            print(json.dumps({**asdict(line), "exact": line.rule in EXACT, "sound": not bad}), flush=True)
+            values = {name: None if value != value else value for name, value in asdict(line).items()}
+            print(json.dumps({**values, "exact": line.rule in EXACT, "sound": not bad}), flush=True)
         else:
             print(_row(line, samples, bad), flush=True)
     if not as_json:
+        verdict = "sound" if num_exact else "no exact rule was audited"
         print(
-            f"{'broken: ' + str(broken) if broken else 'sound'}. An exact rule is sound where p is above "
+            f"{'broken: ' + str(broken) if broken else verdict}. An exact rule is sound where p is above "
             f"{SIGNIFICANCE:g} and the mean within {STANDARD_ERRORS} standard errors (z); a row marked x{AGAIN} was "
             "not, at first, and was measured again for longer. What coupled emits does not depend on drafts, so its "
             "rows repeat; lossy rules are audited when --rule names them."
@@ -293,6 +343,8 @@ def _report(audits: Iterator[Audit], samples: int, as_json: bool) -> int:
 
 
 def _row(line: Audit, samples: int, bad: bool) -> str:
+    if line.failure is not None:
+        return f"{line.rule:10} {line.drafts:10} {line.temperature:4g} BROKEN: {line.failure}"
     cells = [
         f"{line.rule:10} {line.drafts:10} {line.temperature:4g} {line.total_variation:9.6f}",
         f"{line.chi_square:12.2f} {line.p_value:10.3g} {line.mean_accepted:9.5f}",

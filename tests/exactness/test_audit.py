@@ -104,6 +104,8 @@ def test_a_wrong_mean_is_noticed():
         ["--rule", "stand"],
         ["--device", "elsewhere"],
         ["--device", "cuda:99"],
+        ["--device", "meta"],
+        ["--callable", "sys:path"],
     ],
 )
 def test_bad_arguments(argv, capsys):
@@ -112,6 +114,45 @@ def test_bad_arguments(argv, capsys):
     assert caught.value.code == 2
     said = capsys.readouterr().err
     assert argv[0] in said or argv[1] in said
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (lambda batch, k: torch.zeros(batch, k + 2, dtype=torch.int32), "counts are 0 to 0"),
+        (lambda batch, k: torch.full((batch, k + 2), 9, dtype=torch.int32), "counts are 9 to 9"),
+        (lambda batch, k: torch.tensor([[1, 7, *[-1] * k]] * batch), "tokens are 7 to 7"),
+        (lambda batch, k: torch.ones(batch, k + 1, dtype=torch.int32), "the output is [1000, 4]"),
+        (lambda batch, k: torch.ones(batch, k + 2), "torch.float32"),
+        (lambda batch, k: None, "AttributeError"),
+        (lambda batch, k: 1 // 0, "ZeroDivisionError"),
+    ],
+)
+def test_what_is_no_output_is_broken(output, said, monkeypatch, capsys):
+    monkeypatch.setattr(ascend_spec_ops, "wrong", lambda *args: output(len(args[2]), args[6]), raising=False)
+    argv = [
+        "--callable",
+        "ascend_spec_ops:wrong",
+        "--rule",
+        "typical",
+        "--samples",
+        "1000",
+        "--temperature",
+        "1",
+    ]
+    assert audit.main(argv) == 1
+    rows = capsys.readouterr().out.splitlines()[1:-1]
+    assert len(rows) == 4
+    assert all("BROKEN: " in row and said in row for row in rows)
+    code, found = lines(capsys, *argv)
+    assert code == 1
+    assert all(line["total_variation"] is None and said in line["failure"] for line in found)
+
+
+def test_rare_pairs_are_taken_together():
+    """One hit where a thousandth is expected is no wonder; that it were would be a chi-square of a thousand."""
+    counts, expected = torch.tensor([501.0, 498, 1, 0]), torch.tensor([500, 499, 0.001, 0.999])
+    assert audit._chi_square(counts.double(), expected.double())[1] > 0.1
 
 
 def test_the_table(capsys):
@@ -123,3 +164,5 @@ def test_the_table(capsys):
     assert head.split() == ["rule", "drafts", "T", "TV", "chi2", "p", "accepted", "expected", "z"]
     assert len(rows) == 8
     assert all(row.endswith("lossy") for row in rows[:4])
+    assert audit.main(["--rule", "typical", "--samples", "2000", "--temperature", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("no exact rule was audited. ")
