@@ -16,6 +16,10 @@ NON_FINITE_LOGITS = "ascend_spec:non_finite_logits"
 class SpecDecodeMetrics:
     """Counters only grow. A draft is one request's proposal in one step; empty proposals are not counted."""
 
+    rule: str
+    """The acceptance rule."""
+    is_lossless: bool
+    """It keeps the target's distribution."""
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -24,7 +28,8 @@ class SpecDecodeMetrics:
     num_zero_draft_steps: int = 0
     """Requests' decode steps that had no draft to judge."""
     num_non_finite_logits: int = 0
-    """Requests that ended because their logits were not finite."""
+    """Requests that ended because nothing could be drawn: their logits were not finite, or parameters had made them
+    all -inf."""
     num_preemptions: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
     """Reason -> how often a slower exact way was taken."""
@@ -61,6 +66,7 @@ class SpecDecodeMetrics:
             STEPS_WITHOUT_DRAFTS: self.num_zero_draft_steps,
             NON_FINITE_LOGITS: self.num_non_finite_logits,
             "vllm:num_preemptions": self.num_preemptions,
+            f'{RULE_INFO}{{lossless="{str(self.is_lossless).lower()}",rule="{self.rule}"}}': 1,
         }
         for position, count in enumerate(self.num_accepted_tokens_per_pos):
             samples[f'vllm:spec_decode_num_accepted_tokens_per_pos{{position="{position}"}}'] = count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -75,7 +75,8 @@ class AttentionMetadata:
     seq_lens: torch.Tensor
     """``[B]`` int32, KV length of each request, its new rows included."""
     query_lens_cpu: tuple[int, ...]
-    seq_lens_cpu: tuple[int, ...]
+    seq_lens_cpu: tuple[int, ...] | None
+    """None: the host doesn't know them, as in a draft step that begins before it has seen the last one's tokens."""
     max_query_len: int
     num_tokens: torch.Tensor | None = None
     """``[B]`` int32, committed tokens of each request, those of its prompt that are not computed yet included
@@ -132,7 +133,7 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     """Words whose last token cannot be drawn after the others."""
     structured_outputs: StructuredOutputsParams | None = None
-    """What the text must look like."""
+    """What the text must look like. Where it is at its end the request ends, ``ignore_eos`` or not."""
     logits_processors: tuple[LogitsProcessor, ...] = ()
     """Called for every row of logits, in order, before penalties."""
     logprobs: int | None = None
@@ -169,6 +170,18 @@ class DraftBatch:
     request_ids: tuple[str | None, ...] | None = None
     """``S`` ids on the host, of all running requests, by slot: one that is not among them any more has ended or
     waits to be computed again. None in a slot: nobody's."""
+    temperature: torch.Tensor | None = None
+    """``[S]`` float32, for drafters that sample: 0 is greedy; stale where ``num_tokens`` is 0."""
+    seeds: torch.Tensor | None = None
+    """``[S]`` int64, of the requests' random numbers; stale where ``num_tokens`` is 0."""
+    block_table: torch.Tensor | None = None
+    """``[S, M]`` int32, the blocks of the target's K/V, which a drafter's own may share; entries behind a
+    request's blocks are stale. For drafters with K/V of their own, as the next two."""
+    max_spec_len: int | None = None
+    """On the host: no slot wants more drafts than this; None: ask ``num_speculative_tokens``."""
+    most_missing: tuple[int, ...] | None = None
+    """``S`` counts on the host, where asking the device would make it wait: no slot lacks the drafter's K/V of
+    more tokens than this, and 0 marks one that the call is not for. None: ask the tensors."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +212,8 @@ class ScheduledRequest:
     """Of :mod:`ascend_spec.samplers.grammar`; None: its output is free."""
     speculation_disabled: bool = False
     """It is never speculated on again."""
+    memo: dict[str, Any] = field(default_factory=dict)
+    """What is made of its parameters once, for all of its steps."""
 
     @property
     def num_rows(self) -> int:
@@ -217,18 +232,28 @@ class ScheduledRequest:
 
 @dataclass(frozen=True)
 class TokenBias:
-    """min_tokens and logit_bias: what is added to the logits of some tokens."""
+    """logit_bias: what is added to the logits of some tokens."""
 
     token_ids: torch.Tensor
-    """``[N + B, M]`` int64"""
+    """``[B, M]`` int64"""
     values: torch.Tensor
-    """``[N + B, M]`` float32; 0 where the entry only pads."""
+    """``[B, M]`` float32; 0 where the entry only pads."""
+
+
+@dataclass(frozen=True)
+class MinTokens:
+    """Tokens that may not be drawn in the first rows of a request."""
+
+    token_ids: torch.Tensor
+    """``[B, M]`` int64; an id may stand there more than once."""
+    num_rows: torch.Tensor
+    """``[B]`` int64"""
 
 
 @dataclass(frozen=True)
 class BadWords:
     token_ids: torch.Tensor
-    """``[B, W, L]`` int64, each word at the end of its row; -1 fills what stands before it."""
+    """``[L, B, W]`` int32, of each word the last token, the one before it, and so on; -1 behind its first."""
     num_prompt_tokens: torch.Tensor
     """``[B]`` int32; the prompt is not searched."""
 
@@ -269,6 +294,7 @@ class LogitsProcessing:
     callbacks: tuple[tuple[int, Callable[[torch.Tensor], torch.Tensor]], ...] = ()
     """Row and what is to be called with its logits ``[V]``, in order."""
     bias: TokenBias | None = None
+    min_tokens: MinTokens | None = None
     penalties: Penalties | None = None
     cuts: Cuts | None = None
 

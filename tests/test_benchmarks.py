@@ -101,3 +101,29 @@ def test_same_texts(tmp_path, model_path):
         "same_texts.py", tmp_path / "standard.json", *options, "--threads", "1", "--rule", "standard"
     )
     assert not all(text["tie"] for text in result["differing"]), "it would be noticed"
+
+
+SUFFIX = ("--batch", "1", "3", "--length", "60", "--steps", "3")
+
+
+def test_suffix(tmp_path):
+    """Ours alone."""
+    result = run("suffix_arctic.py", tmp_path / "suffix.json", *SUFFIX, "--ours-only")
+    assert [(case["kind"], case["batch"]) for case in result["cases"]] == [
+        (kind, batch) for kind in ("edit", "warm", "cold") for batch in (1, 3)
+    ]
+    for case in result["cases"]:
+        assert min(case["ours_add_ms"], case["ours_speculate_ms"], case["propose_ms"]) > 0
+        assert case["tokens_per_step"]["ours"] >= 1
+        assert "native_add_ms" not in case
+    assert result["cases"][0]["tokens_per_step"]["ours"] > 1, "an edit goes on like its prompt"
+
+
+@pytest.mark.skipif(not (ROOT / ".venv-arctic/.complete").exists(), reason="needs make setup-arctic")
+def test_suffix_beside_arctic(tmp_path):
+    result = run("suffix_arctic.py", tmp_path / "suffix.json", *SUFFIX)
+    for case in result["cases"]:
+        ours, native = (case[f"{name}_add_ms"] + case[f"{name}_speculate_ms"] for name in ("ours", "native"))
+        assert case["ours / native"] == pytest.approx(ours / native, rel=0.01, abs=1e-3)
+        assert case["tokens_per_step"]["arctic"] == case["tokens_per_step"]["native"]
+        assert 0 <= case["rows_that_differ"] <= 0.5

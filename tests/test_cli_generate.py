@@ -63,12 +63,12 @@ def test_the_size_of_a_step_can_be_raised(capsys, tiny):
 
 @pytest.mark.parametrize("command", [["demo"], ["generate", "--model", "none", "--prompt", "x"]])
 def test_the_engine_refuses_before_the_model_is_read(capsys, command):
-    config = '{"method": "suffix", "num_speculative_tokens": 3, "kv_cache_dtype": "fp8"}'
+    config = '{"method": "self_speculative", "num_speculative_tokens": 3, "kv_cache_dtype": "fp8"}'
     code, out, err = run(capsys, *command, "--speculative-config", config)
     assert (code, out) == (2, "")
     lines = err.splitlines()
     assert len(lines) == 2
-    assert "'suffix'" in lines[0]
+    assert "'self_speculative'" in lines[0]
     assert "'kv_cache_dtype'" in lines[1]
 
 

@@ -71,7 +71,7 @@ def test_the_longest_sequence_is_the_models(capsys, shelf):
 
 # ---- every check above can fail
 def _every_runner_has_all(monkeypatch):
-    monkeypatch.setattr(checks, "_check_runner", lambda speculator, target: iter(()))
+    monkeypatch.setattr(checks, "check_runner", lambda speculator, runner: iter(()))
 
 
 def _any_pool_will_do(monkeypatch):

@@ -189,7 +189,7 @@ def test_every_fact_of_a_target_has_a_verdict() -> None:
         "model", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks",
         "kv_cache_bytes", "kv_bytes_per_token", "max_query_len", "attention_takes_trees", "runner",
         "enforce_eager", "dtype", "tokenizer", "tokenizer_mode", "seed", "trust_remote_code", "max_logprobs",
-        "config_format", "hf_overrides", "model_weights", "num_threads",
+        "config_format", "hf_overrides", "model_weights", "device", "num_threads",
     }  # fmt: skip
     assert {field.name for field in dataclasses.fields(TargetConfig)} == harmless | set(embedded.TARGETS)
 

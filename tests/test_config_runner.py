@@ -145,7 +145,7 @@ def test_some_methods_of_the_first_runner_keep_their_k(shelf: Checkpoints) -> No
 def test_a_runner_that_nobody_checks_is_seen(
     runner: str, shelf: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "_check_runner", lambda speculator, target: iter(()))
+    monkeypatch.setattr(checks, "check_runner", lambda speculator, runner: iter(()))
     for name, field in LACKING[runner].items():
         with pytest.raises(pytest.fail.Exception):
             check_runner(TABLE[name], runner, field, shelf)

@@ -154,6 +154,28 @@ def test_no_length_beyond_the_models_is_advised(
     assert ("raise max_model_len" in message) is advised
 
 
+# ---- what is allowed, and no more
+def check_allowed_alone(shelf: Checkpoints) -> None:
+    given = {
+        "method": "ngram",
+        "num_speculative_tokens": 0,
+        "ascend_spec": {"on_error": "stop", "mqa_attention": 1},
+    }
+    found = refused(given, shelf.target())
+    assert found["num_speculative_tokens"][0].endswith("must be an integer from 1 to 1048576. Change it.")
+    assert found["ascend_spec.on_error"] == [
+        '\'ascend_spec.on_error\' was given as \'stop\'; it must be "continue", "raise" or "disable". Change it.'
+    ]
+    assert found["ascend_spec.mqa_attention"][0].endswith("it must be true or false. Change it.")
+
+
+def test_what_a_field_means_is_not_quoted(shelf: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_allowed_alone(shelf)
+    monkeypatch.setattr("ascend_spec.config.errors.allowed", str)
+    with pytest.raises(AssertionError):
+        check_allowed_alone(shelf)
+
+
 # ---- every check above can fail
 def nothing(*_: Any) -> Iterator[Any]:
     return iter(())

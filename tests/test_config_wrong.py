@@ -36,8 +36,10 @@ from ascend_spec.config import (
 
 GROUPS = {**wrong_configs.GROUPS, **wrong_config_checks.GROUPS}
 #: what a user can do; every finding says one of it
-TODO = ("Change", "Register", "Remove", "Add", "Correct", "Rename", "Lower", "Raise", "Use ", "Set ", "Write",
-        "Shorten", "Choose", "correct the path", "download the model again", "pass a model's directory")  # fmt: skip
+TODO = (
+    "Change", "Move", "Put", "Register", "Remove", "Add", "Correct", "Rename", "Lower", "Raise", "Use ", "Set ",
+    "Write", "Shorten", "Choose", "correct the path", "download the model again", "pass a model's directory",
+)  # fmt: skip
 FOREIGN = (
     "pydantic",
     "Traceback",

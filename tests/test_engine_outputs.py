@@ -204,3 +204,17 @@ def test_a_detokenizer_keeps_the_space_that_a_tokenizer_drops_at_the_start():
     for token in (3, 4, 5):
         detokenizer.append(token, accepted=False)
     assert detokenizer.text == " d e f"
+
+
+@pytest.mark.parametrize(("rule", "lossless"), [("standard", "true"), ("typical", "false")])
+def test_metrics_tell_the_rule(rule, lossless):
+    """Under the name, and with the labels, that the plugin for vLLM has at /metrics."""
+    config = {
+        "method": "ngram",
+        "num_speculative_tokens": 2,
+        "ascend_spec": {"rejection_sample_method": rule},
+    }
+    llm = LLM(ScriptedModel([1, 2], VOCAB, 128), speculative_config=config)
+    samples = [name for name in llm.metrics.prometheus() if name.startswith("ascend_spec:rule_info")]
+    assert samples == [f'ascend_spec:rule_info{{lossless="{lossless}",rule="{rule}"}}']
+    assert llm.metrics.prometheus()[samples[0]] == 1

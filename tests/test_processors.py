@@ -10,19 +10,16 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 import torch
-from engine_fixtures import TINY_VOCAB, FunctionDrafter, half_right, oracle, tiny_llama, tiny_model
-from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
+from engine_fixtures import TINY_VOCAB, FunctionDrafter, half_right, oracle, tiny_llama
+from letters import LETTERS, letter_model, letter_tokenizer, speculative
 
+import ascend_spec.samplers.packing as packing
 import ascend_spec.samplers.processors as processors
 from ascend_spec.engine import LLM, RequestError
 from ascend_spec.runtime import DeviceFacts, Recorder
 from ascend_spec.types import SamplingParams, StructuredOutputsParams
 
 PROMPTS = [[1, 2, 3, 4] * 4, [5, 6], [8, 9, 10] * 5, list(range(20, 37)), [3] * 5]
-LETTERS = (string.ascii_lowercase + " " + string.digits + '{}[]":,.-' + string.ascii_uppercase)[
-    : TINY_VOCAB - 2
-]
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=14, seed=5)
 
 
@@ -65,22 +62,12 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """One token a letter; the last id ends a text."""
-    vocab = {letter: i for i, letter in enumerate(LETTERS)} | {"<unk>": 62, "</s>": 63}
-    fast = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
-    fast.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="</s>", unk_token="<unk>")
+    return letter_tokenizer()
 
 
 @pytest.fixture(scope="module")
 def model():
-    model = tiny_model()
-    model.info = replace(model.info, eos_token_ids=(63,))
-    return model
-
-
-def speculative(k: int, rule: str) -> dict:
-    return {"method": "ngram", "num_speculative_tokens": k, "ascend_spec": {"rejection_sample_method": rule}}
+    return letter_model()
 
 
 def params_of(case: str, temperature: float) -> SamplingParams:
@@ -123,6 +110,30 @@ def test_captured_steps_too(model, tokenizer, case):
     recorder = Recorder()
     compare(model, tokenizer, case, 1.0, facts=facts, capturer=recorder)
     assert (recorder.num_replays > 0) == (case != "regex")  # whose masks are made on the host
+
+
+def count_captures(model, tokenizer, sizes: int) -> int:
+    """Of requests whose parameters have 1 to ``sizes`` entries, one after the other."""
+    recorder = Recorder()
+    facts = DeviceFacts(block_size=4, host_readable=False, static_shapes=True)
+    llm = LLM(
+        model, tokenizer=tokenizer, speculative_config=speculative(1, "standard"), facts=facts,
+        capturer=recorder, max_num_seqs=1,
+    )  # fmt: skip
+    pairs = ["".join(pair) for pair in product(string.ascii_lowercase[:8], repeat=2)]
+    for size in range(1, sizes + 1):
+        params = SamplingParams(
+            max_tokens=3, logit_bias=dict.fromkeys(range(size), 1.0), bad_words=pairs[:size]
+        )
+        assert llm.generate([PROMPTS[1]], params)[0].error is None
+    assert recorder.num_replays > sizes
+    return recorder.num_captures
+
+
+def test_few_captures_for_many_sizes(model, tokenizer, monkeypatch):
+    assert count_captures(model, tokenizer, 50) <= 14  # 7 powers of two, with a draft and without
+    monkeypatch.setattr(packing, "_power_of_two", lambda size: size)
+    assert count_captures(model, tokenizer, 16) > 14
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "plain"])
@@ -247,12 +258,25 @@ def test_odd_but_good_parameters(model, tokenizer, changes):
     generate(LLM(model, tokenizer=tokenizer), replace(SAMPLED, **changes))
 
 
+class Unsayable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def raise_unsayable():
+    raise Unsayable
+
+
 @pytest.mark.parametrize(
     ("processor", "why"),
     [
         (lambda output, logits: 1 / 0, "ZeroDivisionError: division by zero"),
         (lambda output, logits: None, "it returned NoneType"),
         (lambda output, logits: logits[:5], "it returned [5] and not logits of shape [64]"),
+        (lambda output, logits: logits.resize_(1), "it returned [1] and not logits of shape [64]"),
+        (lambda output, logits: logits + 1j, "it returned [64] complex numbers and not logits"),
+        (lambda output, logits: logits.to("meta"), "NotImplementedError"),
+        (lambda output, logits: raise_unsayable(), "Unsayable: (it cannot say what)"),
     ],
 )
 @pytest.mark.parametrize("k", [0, 3])
@@ -278,6 +302,14 @@ def test_a_default_argument_is_not_the_prompt(model, tokenizer):
     assert generate(LLM(model, tokenizer=tokenizer), params) == generate(
         LLM(model, tokenizer=tokenizer), same
     )
+
+
+@pytest.mark.parametrize(("max_tokens", "words"), [(2, 3), (3, 4), (100, 4), (1, 1)])
+def test_words_that_do_not_fit_the_output_are_left_out(model, tokenizer, max_tokens, words):
+    llm = LLM(model, tokenizer=tokenizer, max_model_len=10)
+    params = SamplingParams(max_tokens=max_tokens, bad_words=("a", "ab", "cd", "abc", "abcdefg"))
+    request_id = llm.add_request([1, 2, 3, 4], params)
+    assert len(llm._live[request_id].request.bad_words_token_ids) == words
 
 
 @pytest.mark.parametrize("case", ["bad_words", "regex"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wrong_configs import ENDLESS, GOOD, HUGE, RANGES, Wrong, nested
+from wrong_configs import ENDLESS, GOOD, HUGE, RANGES, Wrong
 
 # ---- what fields may mean together
 EAGLE = {"method": "eagle", "model": "{shelf}/eagle", "num_speculative_tokens": 4}
@@ -150,10 +150,9 @@ WITH_TARGET = [
     Wrong({"method": "dflash", "model": "{shelf}/xpress", "num_speculative_tokens": 4, "xpress_topc": 129},
           ("xpress_topc",), ("given as 129", "size, 128"), target=SMALL),
     # what the embedded engine is not built for
-    Wrong({**GOOD, "method": "suffix"}, ("method",), ("not built yet", '"ngram"'), embedded=True),
+    Wrong({**GOOD, "method": "self_speculative"}, ("method",), ("not built yet", '"ngram"'), embedded=True),
     Wrong({**GOOD, "moe_backend": "triton", "revision": "main"}, ("moe_backend", "revision"),
           ("'triton'", "'main'", "it is for vLLM"), embedded=True),
-    Wrong(nested("ascend_spec.match", "recent"), ("ascend_spec.match",), ("not built yet",), embedded=True),
     *(
         Wrong(GOOD, (name,), (f"given as {value!r}", "in the embedded engine", "in vLLM"),
               target={**SMALL, "name": "mixtral", name: value}, embedded=True)

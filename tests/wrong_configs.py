@@ -48,7 +48,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "draft_tensor_parallel_size": (0,),
     "max_model_len": (0, 2**31),
     "fly_window_size": (0,),
-    "fly_entropy_top_k": (0,),
+    "fly_entropy_top_k": (0, 65),
     "prompt_lookup_min": (0,),
     "prompt_lookup_max": (0, 2**20 + 1),
     "suffix_decoding_max_tree_depth": (0, 2**20 + 1),
@@ -140,12 +140,27 @@ def misspelt_names() -> Iterator[Wrong]:
 
 
 NAMES = [
-    Wrong({**GOOD, "match": "recent"}, ("match",), ("Did you mean 'match' inside 'ascend_spec'?",)),
+    Wrong({**GOOD, "match": "recent"}, ("match",), ("'recent', but 'match' is an option of 'ascend_spec'",)),
+    Wrong(
+        {**GOOD, "mtch": "recent"}, ("mtch",), ("no such field", "Did you mean 'match' inside 'ascend_spec'?")
+    ),
+    Wrong(
+        nested("ascend_spec.ascend_spec", {"match": "recent"}),
+        ("ascend_spec.ascend_spec",),
+        ("inside another 'ascend_spec'", "Put its options into the outer one."),
+    ),
+    Wrong(
+        {"ascend_spec": {"method": "ngram", "num_speculative_tokens": 4}},
+        ("ascend_spec.num_speculative_tokens",),
+        (
+            "given as 4, but 'num_speculative_tokens' is a field of the speculative config itself. Move it there",
+        ),
+    ),
     Wrong({**GOOD, "ascend_spec.match": "recent"}, ("ascend_spec.match",), ("'match' inside 'ascend_spec'",)),
     Wrong(
         nested("ascend_spec.prompt_lookup_max", 3),
         ("ascend_spec.prompt_lookup_max",),
-        ("Did you mean 'prompt_lookup_max'?",),
+        ("'prompt_lookup_max' is a field of the speculative config itself. Move it there",),
     ),
     Wrong({**GOOD, "Method": "ngram"}, ("Method",), ("Did you mean 'method'?",)),
     Wrong(

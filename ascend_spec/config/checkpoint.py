@@ -130,6 +130,15 @@ class ModelFacts:
     def is_moe(self) -> bool:
         return (self.get("num_experts") or 0) > 1
 
+    @cached_property
+    def layer_weights(self) -> int | None:
+        """About how many weights its layers have, to compare models by; None where the config does not say."""
+        layers, hidden, inner = map(self.get, ("num_hidden_layers", "hidden_size", "intermediate_size"))
+        experts = self.get("num_experts", 1)
+        if not all(isinstance(size, int) for size in (layers, hidden, inner, experts)):
+            return None
+        return layers * hidden * (4 * hidden + 3 * inner * experts)
+
     def kv_bytes_per_token(self, bytes_per_value: int, tensor_parallel_size: int = 1) -> int | None:
         """Of all layers, on one rank; None where the config does not say."""
         layers, heads = self.get("num_hidden_layers"), self.get("num_attention_heads")

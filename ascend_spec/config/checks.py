@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ascend_spec.config import schedule
-from ascend_spec.config.draft_model import check_draft_model, check_quantization
-from ascend_spec.config.errors import Finding, nearest, quoted, shortened, wrong
+from ascend_spec.config.draft_model import check_draft_model, check_quantization, warn_draft_model
+from ascend_spec.config.errors import Finding, allowed, nearest, quoted, shortened, wrong
 from ascend_spec.config.kv import pool_shortfall
 from ascend_spec.config.rules import RULES
 from ascend_spec.config.speculative import SpeculativeConfig
@@ -56,9 +56,9 @@ def value(config: SpeculativeConfig, name: str) -> object:
 def check_alone(config: SpeculativeConfig, *, awaits_target: bool = False) -> Iterator[Finding]:
     """``awaits_target``: how many drafts there are may still come from the target's checkpoint."""
     if config.num_speculative_tokens is None and not awaits_target:
-        allowed = SpeculativeConfig.model_fields["num_speculative_tokens"].description
+        what = allowed(SpeculativeConfig.model_fields["num_speculative_tokens"].description)
         yield Finding(
-            "num_speculative_tokens", f"'num_speculative_tokens' is missing; it must be {allowed}. Add it."
+            "num_speculative_tokens", f"'num_speculative_tokens' is missing; it must be {what}. Add it."
         )
     if config.num_speculative_tokens_per_batch_size is not None:
         yield from schedule.check_ranges(config.num_speculative_tokens_per_batch_size)
@@ -259,7 +259,7 @@ def check_target(speculator: SpeculatorConfig, target: TargetConfig) -> Iterator
         yield from check_draft_model(speculator, target)
     yield from check_rows(speculator, target)
     yield from _check_slots(speculator, target)
-    yield from _check_runner(speculator, target)
+    yield from check_runner(speculator, target.runner)
     if target.num_kv_blocks is not None:
         shortfall = pool_shortfall(target.num_kv_blocks, target, speculator.num_lookahead_tokens)
         if shortfall is not None:
@@ -330,7 +330,7 @@ def _stated(speculator: SpeculatorConfig, name: str) -> str:
     return f"'{name}' comes to {meant} (from {source})"
 
 
-def _check_runner(speculator: SpeculatorConfig, target: TargetConfig) -> Iterator[Finding]:
+def check_runner(speculator: SpeculatorConfig, runner: str) -> Iterator[Finding]:
     """vLLM's two model runners each lack something of the other."""
     config, method = speculator.config, speculator.config.method
     block = method in ("dflash", "dspark")
@@ -347,15 +347,14 @@ def _check_runner(speculator: SpeculatorConfig, target: TargetConfig) -> Iterato
             "use_heterogeneous_vocab": config.use_heterogeneous_vocab,
         },
     }
-    for field, lacking in only.get(target.runner, {}).items():
+    for field, lacking in only.get(runner, {}).items():
         if lacking:
-            other = "V2" if target.runner == "v1" else "V1"
+            other = "V2" if runner == "v1" else "V1"
             named = f"'method' was given as {method_name(speculator)!r}"
             yield Finding(
                 field,
                 f"{named if field == 'method' else _stated(speculator, field)}, which vLLM's "
-                f"{target.runner.upper()} model runner "
-                f"does not have; its {other} runner does. Change it, or the runner "
+                f"{runner.upper()} model runner does not have; its {other} runner does. Change it, or the runner "
                 "(environment variable VLLM_USE_V2_MODEL_RUNNER).",
             )
 
@@ -396,6 +395,7 @@ def warn_target(speculator: SpeculatorConfig, target: TargetConfig) -> Iterator[
             f"the draft model reaches {length} tokens and the target {target.max_model_len}: longer requests "
             "go on without drafts.",
         )
+    yield from warn_draft_model(speculator, target)
 
 
 def dynamic_k_refusal(speculator: SpeculatorConfig, target: TargetConfig) -> str | None:

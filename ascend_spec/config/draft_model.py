@@ -117,6 +117,20 @@ def check_draft_model(speculator: SpeculatorConfig, target: TargetConfig) -> Ite
         )
 
 
+def warn_draft_model(speculator: SpeculatorConfig, target: TargetConfig) -> Iterator[Finding]:
+    """A draft model costs time in each of its passes, and what is no smaller than the target cannot win it back."""
+    draft = speculator.draft
+    if draft is None or not speculator.draft_has_own_vocab:  # a head is a layer or two
+        return
+    own, theirs = draft.layer_weights, target.model.layer_weights
+    if own is not None and theirs is not None and own > theirs:
+        yield Finding(
+            "model",
+            f"the draft model is {own / theirs:.1f} times as large as the target: drafting with it costs more than it "
+            "can save. Use a smaller one.",
+        )
+
+
 def _check_ranks(speculator: SpeculatorConfig, target: TargetConfig) -> Iterator[Finding]:
     ranks, wanted = target.tensor_parallel_size, speculator.config.draft_tensor_parallel_size
     if wanted not in (None, 1, ranks):

@@ -38,7 +38,6 @@ TARGETS: dict[str, tuple[Any, ...]] = {
 #: what a contract may ask for and the engine has no way to give
 UNGIVEN = {
     "uses_target_hidden_states": "the target's hidden states",
-    "needs_host_tokens": "the step's tokens on the host before it proposes",
 }
 
 
@@ -64,11 +63,11 @@ def refused_by_engine(speculator: SpeculatorConfig) -> Iterator[Finding]:
                 f"'{option}' was given as {shortened(value(config, option))}; it is for vLLM, and the embedded engine "
                 "cannot honour it. Remove it.",
             )
-    if given(config, "ascend_spec.match"):
+    if config.use_heterogeneous_vocab and config.parallel_drafting:
         yield Finding(
-            "ascend_spec.match",
-            f"'ascend_spec.match' was given as {config.ascend_spec.match!r}, which is not built yet. Use "
-            '"earliest".',
+            "parallel_drafting",
+            "'parallel_drafting' was given as true together with 'use_heterogeneous_vocab'; the draft's mask token is "
+            "none of the target's, and the embedded engine cannot feed it. Remove one of them.",
         )
 
 

@@ -43,6 +43,11 @@ def wrong(
     return Finding(field, message, depends_on)
 
 
+def allowed(description: str | None) -> str:
+    """What a field may be: its description up to the colon, behind which it says what that means."""
+    return str(description).partition(": ")[0]
+
+
 def quoted(names: Iterable[str]) -> str:
     """Names as a list in an error."""
     return ", ".join(f'"{name}"' for name in names)
@@ -79,7 +84,7 @@ def shortened(value: Any) -> str:
 
 
 def from_pydantic(error: ValidationError, model: type[BaseModel], fields: Mapping[str, Any]) -> list[Finding]:
-    """One finding for each field whose value is not allowed. What a field allows is its description.
+    """One finding for each field whose value is not allowed. What a field allows begins its description.
 
     Args:
         fields: what was validated, with no other keys than ``model`` knows.
@@ -102,7 +107,7 @@ def _finding(
         return _finding(location[1:], field.annotation, given, f"{name}.")  # type: ignore[arg-type]
     # positions inside a value are left out: the field as a whole is described
     hint = nearest(given, choices(field.annotation)) if isinstance(given, str) else ""
-    return wrong(prefix + name, given, str(field.description), f"Change it.{hint}")
+    return wrong(prefix + name, given, allowed(field.description), f"Change it.{hint}")
 
 
 def choices(annotation: Any) -> list[str]:

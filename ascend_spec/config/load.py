@@ -276,7 +276,7 @@ def _take_unknown(
                 f"away. Write an object like {EXAMPLE}, in single quotes on a command line."
             )
         elif meant is not None:
-            message += _suggestion(meant, prefix)
+            message = _misplaced(name, prefix, path, given) or message + _suggestion(meant, prefix)
         else:  # all the names once: they are many
             message += (
                 "Remove it." if listed else f"Remove it. The fields are {', '.join(model.model_fields)}."
@@ -284,6 +284,20 @@ def _take_unknown(
             listed = True
         findings.append(Finding(path, message))
     return all_meant
+
+
+def _misplaced(name: str, prefix: str, path: str, given: Any) -> str | None:
+    """Of a name that is right in the wrong place; None: it is no name of the other place."""
+    told = f"'{path}' was given as {shortened(given)}, "
+    if prefix and name == OURS:
+        return f"{told}inside another '{OURS}'. Put its options into the outer one."
+    if prefix and name in SpeculativeConfig.model_fields:
+        return (
+            f"{told}but '{name}' is a field of the speculative config itself. Move it there, out of '{OURS}'."
+        )
+    if not prefix and name in AscendSpecConfig.model_fields:
+        return f"{told}but '{name}' is an option of '{OURS}'. Move it there: {{\"{OURS}\": {{\"{name}\": ...}}}}."
+    return None
 
 
 def _suggestion(meant: str, prefix: str) -> str:

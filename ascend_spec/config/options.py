@@ -23,11 +23,11 @@ class AscendSpecConfig(Checked):
 
     method: Name | None = Field(
         default=None,
-        description="the name of a method that vLLM has no word for, such as medusa, which wins over 'method'",
+        description="the name of a method that vLLM has no word for, such as medusa: it wins over 'method'",
     )
     rejection_sample_method: Name | None = Field(
         default=None,
-        description="the name of an acceptance rule, which wins over vLLM's field of the same name",
+        description="the name of an acceptance rule: it wins over vLLM's field of the same name",
     )
     posterior_threshold: float = Field(
         default=0.09, gt=0, le=1, description="a number above 0, at most 1: typical acceptance's epsilon"
@@ -43,7 +43,8 @@ class AscendSpecConfig(Checked):
     )
     match: Literal["earliest", "recent"] = Field(
         default="earliest",
-        description='"earliest" (vLLM\'s) or "recent": which of several n-gram matches is taken',
+        description='"earliest" or "recent": which of the longest n-gram matches is taken; vLLM itself takes the '
+        "earliest in its V1 runner, the most recent in V2",
     )
     suffix_memory_path: Name | None = Field(
         default=None, description="the path of a file that suffix decoding's global memory is kept in"
@@ -53,8 +54,8 @@ class AscendSpecConfig(Checked):
     )
     on_error: Literal["continue", "raise", "disable"] = Field(
         default="continue",
-        description='"continue" (the step has no drafts), "raise", or "disable" (no speculation from then on, nor if '
-        "the drafter cannot load, which otherwise ends the start): what happens when a drafter fails",
+        description='"continue", "raise" or "disable": when a drafter fails, its step has no drafts, or the engine '
+        "ends, or there is no speculation from then on, nor if the drafter cannot load, which otherwise ends the start",
     )
     mqa_attention: bool = Field(
         default=False,

@@ -1,7 +1,7 @@
 """The vocabulary of speculative decoding: vLLM's fields by vLLM's names, ours under ``ascend_spec``.
 
-A field's description says what it allows; errors quote it. What fields mean together is judged in
-:mod:`ascend_spec.config.checks`.
+A field's description says what it allows and, behind a colon, what that means; errors quote the first part. What fields
+mean together is judged in :mod:`ascend_spec.config.checks`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from ascend_spec.config.options import MOST, AscendSpecConfig, Checked, Name
 
 #: no more drafts in a step, and no longer n-grams, than this
 MOST_TOKENS = 2**20
+#: what the kernels of rule "fly" keep of each block of a row, in registers
+MOST_TOP_K = 64
 
 #: vLLM 0.33's
 AttentionBackendName = Literal[
@@ -74,7 +76,7 @@ class SpeculativeConfig(Checked):
         default=None, description="a branch, tag or commit of the draft model's code"
     )
     draft_tensor_parallel_size: int | None = Field(
-        default=None, ge=1, le=MOST, description="an integer: 1 or the target's tensor parallel size"
+        default=None, ge=1, le=MOST, description="1 or the target's tensor parallel size"
     )
     draft_parallel_config: dict | None = Field(
         default=None, description="a dictionary of vLLM's ParallelConfig"
@@ -89,7 +91,7 @@ class SpeculativeConfig(Checked):
         default=None,
         gt=0,
         le=MOST_TOKENS,
-        description="an integer from 1 to 1048576, the most drafts in a step",
+        description="an integer from 1 to 1048576: the most drafts in a step",
     )
     num_speculative_tokens_per_batch_size: Ranges | None = Field(
         default=None,
@@ -137,7 +139,9 @@ class SpeculativeConfig(Checked):
         default=None, ge=1, le=MOST_TOKENS, description="an integer from 1 to num_speculative_tokens - 1"
     )
     fly_entropy_threshold: float = Field(default=0.3, ge=0, description="a finite number, 0 or more")
-    fly_entropy_top_k: int = Field(default=3, ge=1, le=MOST, description=f"an integer from 1 to {MOST}")
+    fly_entropy_top_k: int = Field(
+        default=3, ge=1, le=MOST_TOP_K, description=f"an integer from 1 to {MOST_TOP_K}"
+    )
     enable_adaptive_verification: bool = Field(default=False, description="true or false")
 
     # extras of single methods
@@ -145,13 +149,13 @@ class SpeculativeConfig(Checked):
         default=None,
         ge=1,
         le=MOST_TOKENS,
-        description="an integer from 1 to 1048576, the shortest n-gram in tokens",
+        description="an integer from 1 to 1048576: the shortest n-gram in tokens",
     )
     prompt_lookup_max: int | None = Field(
         default=None,
         ge=1,
         le=MOST_TOKENS,
-        description="an integer from 1 to 1048576, the longest n-gram in tokens",
+        description="an integer from 1 to 1048576: the longest n-gram in tokens",
     )
     suffix_decoding_max_tree_depth: int = Field(
         default=24, ge=1, le=MOST_TOKENS, description="an integer from 1 to 1048576"

@@ -77,6 +77,8 @@ class TargetConfig:
     hf_overrides: Callable[[Any], Any] | dict | None = None
     model_weights: str | None = None
     """Where the weights come from, if not from the model's path: loaders rewrite that to a cache."""
+    device: str = "cpu"
+    """Where the embedded engine puts a draft model."""
     num_threads: int = 1
     """CPU threads that may be used by all ranks of this machine together."""
 

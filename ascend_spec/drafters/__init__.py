@@ -6,10 +6,25 @@ from __future__ import annotations
 import importlib
 
 from ascend_spec.config import Plan
+from ascend_spec.drafters.draft_model import DraftModelDrafter
 from ascend_spec.drafters.drafter import Drafter, KVDrafter
+from ascend_spec.drafters.heterogeneous import SharedVocabModel, SlemDrafter
 from ascend_spec.drafters.ngram import NgramDrafter
+from ascend_spec.drafters.suffix import SuffixDrafter
+from ascend_spec.drafters.vocab import VocabMapping, Vocabulary
 
-__all__ = ["Drafter", "KVDrafter", "NgramDrafter", "create_drafter"]
+__all__ = [
+    "DraftModelDrafter",
+    "Drafter",
+    "KVDrafter",
+    "NgramDrafter",
+    "SharedVocabModel",
+    "SlemDrafter",
+    "SuffixDrafter",
+    "VocabMapping",
+    "Vocabulary",
+    "create_drafter",
+]
 
 
 def create_drafter(plan: Plan) -> Drafter | None:

@@ -24,6 +24,10 @@ class KVDrafter(Drafter, Protocol):
     restarted slot no K/V may be kept, else what there is up to ``num_computed_tokens``; behind it stand drafts
     that were rejected. There may be less: the last draft of a proposal was never computed and may have been
     accepted. A call that raises is followed by one that shows its slots as restarted.
+
+    One that has ``allocate_kv_cache(num_blocks, block_size)`` is told at start how many blocks the target has, of
+    how many tokens each: K/V may stand in the slots of ``batch.block_table``, which reaches
+    ``num_lookahead_tokens`` of the method's contract beyond the committed tokens.
     """
 
     def follow(self, batch: DraftBatch) -> None:

@@ -21,8 +21,8 @@ from ascend_spec.engine.block_manager import BlockManager
 from ascend_spec.engine.detokenizer import Detokenizer
 from ascend_spec.engine.outputs import append_tokens, finished_output, new_chunk
 from ascend_spec.engine.params import check_params
-from ascend_spec.engine.planning import check_before_loading, make_plan
-from ascend_spec.engine.pool import TokenPool, check_draft, trim_draft
+from ascend_spec.engine.planning import allocate_draft_kv_cache, check_before_loading, make_plan
+from ascend_spec.engine.pool import TokenPool, check_draft, most_missing, trim_draft
 from ascend_spec.engine.protocol import SpecDecodeControl, decide_step, run_step
 from ascend_spec.engine.request import (
     Callback,
@@ -31,11 +31,10 @@ from ascend_spec.engine.request import (
     RequestError,
     RequestOutput,
     check_prompt,
-    read_token_ids,
 )
 from ascend_spec.engine.scheduler import Scheduler
 from ascend_spec.engine.step import DeviceStep, StepRunner
-from ascend_spec.engine.words import bad_words_token_ids
+from ascend_spec.engine.words import bad_words_token_ids, encode_prompt
 from ascend_spec.metrics import SpecDecodeMetrics
 from ascend_spec.models import CausalLM, load_tokenizer
 from ascend_spec.runtime import DeviceFacts, Eager, device_facts
@@ -47,10 +46,6 @@ from ascend_spec.types import Draft, DraftBatch, SamplingParams, ScheduledReques
 
 logger = logging.getLogger(__name__)
 Prompt = str | Sequence[int]
-NOTHING_TO_DRAW = (
-    "the model gave logits that are not finite for this request, or its parameters leave no token to draw; it was "
-    "stopped, others go on: check the parameters, the checkpoint and the dtype"
-)
 
 
 @dataclass
@@ -129,12 +124,13 @@ class LLM:
                 "a drafter was given without speculative_config: add one, whose num_speculative_tokens says "
                 "how many drafts it may make"
             )
-        self.metrics = SpecDecodeMetrics()
+        self.metrics = SpecDecodeMetrics(plan.rule.name, plan.rule.lossless)
         self.drafter = drafter or self._load_drafter()
         ascend_spec_ops.limit_threads(plan.num_threads)
         ascend_spec_ops.warm_up(plan.warm_up, model.info.device)
         self.max_model_len = plan.target.max_model_len
         self.kv_caches = model.allocate_kv_cache(plan.kv.num_blocks, plan.kv.block_size)
+        allocate_draft_kv_cache(self.drafter, plan)
         self.blocks = BlockManager(plan.kv.num_blocks, plan.kv.block_size)
         self.scheduler = Scheduler(self.blocks, plan, self.metrics)
         self.pool = TokenPool(max_num_seqs, self.max_model_len, plan.kv.blocks_per_request, model.info.device)
@@ -220,7 +216,7 @@ class LLM:
             request_id = next(name for name in unused if name not in self._live)
         if request_id in self._live:
             raise RequestError(f"request_id={request_id!r} was given, which is in use: choose another one")
-        token_ids = self._encode(prompt)
+        token_ids = encode_prompt(self.tokenizer, prompt)
         check_prompt(token_ids, self.model.info.vocab_size, self.max_model_len)
         check_params(params, self.model.info.vocab_size, self.tokenizer is not None)
         request = Request(
@@ -233,7 +229,10 @@ class LLM:
             recompute_beyond=self.model.info.longrope_boundary,
             callback=callback,
             bad_words_token_ids=bad_words_token_ids(
-                self.tokenizer, params.bad_words, self.model.info.vocab_size
+                self.tokenizer,
+                params.bad_words,
+                self.model.info.vocab_size,
+                max_tokens=min(params.max_tokens, self.max_model_len - len(token_ids)),
             ),
             grammar=self._grammar(params),
         )
@@ -250,7 +249,7 @@ class LLM:
         try:
             if self._grammars is None:
                 self._grammars = GrammarCompiler(self.tokenizer, info.vocab_size, info.eos_token_ids)
-            return self._grammars.compile(params.structured_outputs)
+            return self._grammars.compile(params.structured_outputs, params.stop_token_ids)
         except ImportError:
             raise RequestError(
                 "structured_outputs was given, which needs the package xgrammar: pip install xgrammar"
@@ -383,9 +382,14 @@ class LLM:
     ) -> DraftBatch:
         running = self.scheduler.running
         batch = self.pool.draft_batch(sorted(slots), num_draft_tokens, self.plan.max_drafted_len, running)
-        if hasattr(self.drafter, "follow"):
-            return self.pool.add_kv_state(batch, scheduled, running)
-        return batch
+        if not hasattr(self.drafter, "follow"):
+            return batch
+        batch = self.pool.add_kv_state(batch, scheduled, running)
+        if self.facts.host_readable:
+            return batch
+        drafts_have_kv = not self.plan.config.parallel_drafting
+        missing = most_missing(set(slots), len(batch.num_tokens), scheduled, running, drafts_have_kv)
+        return replace(batch, most_missing=missing)
 
     @contextmanager
     def _drafting(self, slots: Iterable[int]) -> Iterator[None]:
@@ -435,7 +439,7 @@ class LLM:
         if num_emitted == 0:
             self.metrics.num_non_finite_logits += 1
             request.finish_reason = "error"
-            request.error = self.runner.failures.get(item.request_id, NOTHING_TO_DRAW)
+            request.error = self.runner.why_no_token(item)
             self._clear_blocks(request)
             return 0
         if item.decodes and self.drafter is not None:
@@ -469,21 +473,6 @@ class LLM:
         del self._live[live.request.request_id]
         live.output = finished_output(live.request, live.detokenizer)
         return live.output
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, str):
-            return read_token_ids(prompt)
-        if self.tokenizer is None:
-            raise RequestError(
-                "a text prompt was given to an engine without a tokenizer: pass token ids, or give it one"
-            )
-        try:
-            return list(self.tokenizer.encode(prompt))
-        except Exception as error:  # a lone surrogate for instance; its neighbours in the batch go on
-            raise RequestError(
-                f"the tokenizer cannot encode the prompt {prompt[:80]!r} ({type(error).__name__}: {error}): "
-                "take out what is not plain text"
-            ) from error
 
 
 def _is_number(item: Any) -> bool:

@@ -15,9 +15,14 @@ def append_tokens(request: Request, tokens: Sequence[int], detokenizer: Detokeni
     """
     for index, token in enumerate(tokens):
         accepted = index < len(tokens) - 1
+        if request.grammar is not None and not request.grammar.accept(token):
+            request.finish_reason = "error"
+            request.error = (
+                f"token {token} was drawn, which structured_outputs forbids here: a logits processor of this request "
+                "has made it possible again; let what is -inf be -inf"
+            )
+            return index
         request.token_ids.append(token)
-        if request.grammar is not None:
-            request.grammar.accept(token)
         request.accepted.append(accepted)
         _check_stop(request, token, accepted, detokenizer)
         if request.finish_reason is not None:
@@ -37,6 +42,8 @@ def _check_stop(request: Request, token: int, accepted: bool, detokenizer: Detok
     stop = detokenizer.append(token, accepted, may_stop) if detokenizer is not None else None
     if stop is not None:
         request.finish_reason, request.stop_reason = "stop", stop
+    elif request.grammar is not None and request.grammar.has_ended:
+        request.finish_reason = "stop"  # whatever ignore_eos and min_tokens say: no text can follow
     elif request.num_tokens >= request.max_num_tokens:
         request.finish_reason = "length"
 

@@ -64,6 +64,7 @@ def make_plan(given: Given, info: ModelInfo, facts: DeviceFacts, sizes: Sizes) -
         kv_cache_bytes=kv_cache_budget(info.device),
         kv_bytes_per_token=info.kv_bytes_per_token,
         dtype=str(info.dtype).removeprefix("torch."),
+        device=str(info.device),
         **_engine_facts(facts, sizes),
     )
     plan = resolve(_loaded(given, target), target, embedded=True)
@@ -72,6 +73,22 @@ def make_plan(given: Given, info: ModelInfo, facts: DeviceFacts, sizes: Sizes) -
     for warning in plan.warnings:
         logger.warning("%s", warning.message)
     return plan
+
+
+def allocate_draft_kv_cache(drafter: Any, plan: Plan) -> None:
+    """Have a drafter with K/V of its own make its caches; others are left alone.
+
+    Raises:
+        ValueError: the planned method reserves no room for them.
+    """
+    if not hasattr(drafter, "allocate_kv_cache"):
+        return
+    if not plan.speculator.uses_draft_kv_cache:
+        raise ValueError(
+            f"a drafter with K/V of its own was given, but method {plan.name!r} reserves no room for them: name a "
+            "method that does in speculative_config, such as draft_model"
+        )
+    drafter.allocate_kv_cache(plan.kv.num_blocks, plan.kv.block_size)
 
 
 def _loaded(given: Given, target: TargetConfig) -> SpeculativeConfig | None:

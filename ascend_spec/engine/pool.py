@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -28,6 +28,8 @@ class TokenPool:
         self.num_tokens = torch.zeros(rows, dtype=torch.int32, device=device)
         self.max_num_tokens = torch.zeros(rows, dtype=torch.int32, device=device)
         self.num_prompt_tokens = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.temperature = torch.zeros(rows, dtype=torch.float32, device=device)
+        self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
         self.block_table = torch.zeros((rows, num_table_blocks), dtype=torch.int32, device=device)
         self.num_table_blocks = [0] * rows  # entries written, on the host
 
@@ -38,6 +40,8 @@ class TokenPool:
         self.num_tokens[slot] = length
         self.max_num_tokens[slot] = request.max_num_tokens
         self.num_prompt_tokens[slot] = len(request.prompt_token_ids)
+        self.temperature[slot] = float(request.params.temperature)
+        self.seeds[slot] = request.seed
         self.num_table_blocks[slot] = 0
 
     def update_block_table(self, request: Request) -> None:
@@ -84,6 +88,9 @@ class TokenPool:
             num_speculative_tokens=(room * wanted)[:-1],
             num_prompt_tokens=self.num_prompt_tokens[:-1],
             request_ids=tuple(request_ids),
+            temperature=self.temperature[:-1],
+            seeds=self.seeds[:-1],
+            max_spec_len=num_speculative_tokens,
         )
 
     def add_kv_state(
@@ -108,7 +115,43 @@ class TokenPool:
             batch,
             num_computed_tokens=torch.minimum((batch.num_tokens - 1).clamp(min=0), self.upload.int32(ends)),
             restarted=self.upload.bool(restarted),
+            block_table=self.block_table[:-1],
         )
+
+
+def most_missing(
+    slots: Collection[int],
+    num_slots: int,
+    scheduled: Iterable[ScheduledRequest],
+    running: Iterable[Request],
+    drafts_have_kv: bool,
+) -> tuple[int, ...]:
+    """How many tokens' K/V a drafter may lack of each slot after the target's step, as far as the host knows.
+
+    Args:
+        slots: that the drafter's call is for; others get 0.
+        scheduled: what the target has just computed.
+        drafts_have_kv: whether the drafter computes K/V of its drafts, all but the last; those of accepted ones are
+            then there.
+    """
+    items = {item.slot: item for item in scheduled}
+    counts = [0] * num_slots
+    for request in running:
+        if request.slot in slots:
+            item = items.get(request.slot)
+            counts[request.slot] = _most_missing(request, item, drafts_have_kv)
+    return tuple(counts)
+
+
+def _most_missing(request: Request, item: ScheduledRequest | None, drafts_have_kv: bool) -> int:
+    num_drafts = 0 if item is None else item.num_drafts
+    if request.known_to_drafter and (item is None or item.decodes):
+        # the drafts that were accepted, or the last of them, and the token after them
+        return 2 if drafts_have_kv else max(num_drafts, 1) + 1
+    if item is None:
+        return request.num_tokens
+    before = 0 if request.known_to_drafter else item.num_computed_tokens
+    return before + item.num_new_tokens + (num_drafts + 1 if item.samples else 0)
 
 
 def check_draft(draft: Draft, num_slots: int, vocab_size: int) -> None:

@@ -56,6 +56,8 @@ class RequestOutput:
     stop_reason: int | str | None = None
     """The stop token id or stop string that ended it; None for end of sequence."""
     error: str | None = None
+    """What ended it, where ``finish_reason`` is "error". It keeps the tokens drawn before, as in plain decoding; but
+    logits of the model that are not finite cost all tokens of their step, accepted drafts before them included."""
 
 
 @dataclass
@@ -75,6 +77,8 @@ class Request:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: Any = None
     """A :class:`ascend_spec.samplers.grammar.Grammar`; None: its output is free."""
+    memo: dict[str, Any] = field(default_factory=dict)
+    """See :class:`ascend_spec.types.ScheduledRequest`."""
     token_ids: list[int] = field(init=False)
     accepted: list[bool] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)

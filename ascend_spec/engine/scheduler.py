@@ -124,6 +124,7 @@ class Scheduler:
             bad_words_token_ids=request.bad_words_token_ids,
             grammar=request.grammar,
             speculation_disabled=request.speculation_disabled,
+            memo=request.memo,
         )
 
     def _preempt_newest(self, pending: deque[Request]) -> None:

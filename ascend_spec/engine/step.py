@@ -12,6 +12,7 @@ from ascend_spec.config import Bucket, Plan
 from ascend_spec.engine.pool import TokenPool
 from ascend_spec.runtime import Upload, new_buffers, refill, shapes
 from ascend_spec.samplers.logprobs import LogprobRows
+from ascend_spec.samplers.no_token import why_no_token
 from ascend_spec.samplers.packing import needs_host_drafts, pack_processing
 from ascend_spec.samplers.processors import process_logits
 from ascend_spec.scorer import MQAScorer
@@ -43,8 +44,16 @@ class DeviceStep:
         """``[B, K + 2]`` int32; changes ``logits`` in place."""
         if not plan.spec.num_draft_tokens:  # only unfinished prompts: nothing to sample
             return logits.new_empty((0, plan.spec.max_spec_len + 2), dtype=torch.int32)
-        process_logits(logits, plan, self.token_ids)
-        return self.sampler(logits, plan.spec, plan.temperature, plan.seeds, plan.sample_positions)
+        limits = process_logits(logits, plan, self.token_ids)
+        output = self.sampler(logits, plan.spec, plan.temperature, plan.seeds, plan.sample_positions)
+        return output if limits is None else _limited(output, limits)
+
+
+def _limited(output: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
+    """``output [B, K + 2]`` with no more than ``limits [B]`` tokens a request."""
+    counts = torch.minimum(output[:, 0], limits)[:, None]
+    column = torch.arange(output.shape[1] - 1, device=output.device)
+    return torch.cat([counts, torch.where(column < counts, output[:, 1:], -1)], 1)
 
 
 class StepRunner:
@@ -55,7 +64,7 @@ class StepRunner:
     ) -> None:
         self.step, self.scorer, self.pool, self.capturer, self.plan = step, scorer, pool, capturer, plan
         self.vocab_size = vocab_size
-        # bucket and shapes of the processing -> buffers, replay
+        # bucket and shapes of the plan -> buffers, replay
         self.captured: dict[tuple[Any, ...], tuple[StepPlan, Callable[[StepPlan], torch.Tensor]]] = {}
         self.failures: dict[str, str] = {}
         """Of the last step's logits processors, by request."""
@@ -79,6 +88,10 @@ class StepRunner:
             output = self.step(plan) if bucket is None else self._replay(bucket, plan)
         self.pool.commit(plan.slots, plan.sample_positions, output)
         return output
+
+    def why_no_token(self, request: ScheduledRequest) -> str:
+        """Why the last step gave ``request`` nothing."""
+        return self.failures.get(request.request_id) or why_no_token(request, self.vocab_size)
 
     def _bucket(self, scheduled: list[ScheduledRequest]) -> Bucket | None:
         if self.plan.graph_mode == "none" or not all(request.decodes for request in scheduled):
@@ -105,7 +118,7 @@ class StepRunner:
         return output
 
     def _replay(self, bucket: Bucket, plan: StepPlan) -> torch.Tensor:
-        key = (bucket, shapes(plan.processing))
+        key = (bucket, shapes(plan))
         if key not in self.captured:
             buffers = new_buffers(plan)
             self.captured[key] = (buffers, self.capturer.capture(self.step, buffers))

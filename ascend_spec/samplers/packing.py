@@ -17,6 +17,7 @@ from ascend_spec.types import (
     Draft,
     LogitsProcessing,
     LogitsProcessor,
+    MinTokens,
     Penalties,
     ScheduledRequest,
     TokenBias,
@@ -24,7 +25,6 @@ from ascend_spec.types import (
 
 #: stands in for requests that only pad a captured step
 PADDED = ScheduledRequest("", 0, 0, 0, 0)
-MINUS_INF = float("-inf")
 
 #: request and the place of a row among those of the request
 Row = tuple[ScheduledRequest, int]
@@ -43,7 +43,7 @@ def pack_processing(
         requests: those that sample, in the order of the plan.
         num_draft_tokens: ``B`` counts; those beyond ``requests`` are padded requests'.
         draft: read on the host if a request has a grammar or callbacks, whose rows depend on the drafts.
-        failures: where callbacks that fail will say so, by request; their rows become NaN, which ends the request.
+        failures: where callbacks that fail will say so, by request; nothing can be drawn from their rows.
 
     Returns:
         None: logits are drawn from as they are.
@@ -60,7 +60,8 @@ def pack_processing(
         bitmask=_bitmask(rows, drafts, vocab_size, device),
         bad_words=_bad_words(padded, device),
         callbacks=_callbacks(rows, drafts, failures),
-        bias=_bias(rows, device),
+        bias=_bias(padded, device),
+        min_tokens=_min_tokens(padded, device),
         penalties=_penalties(padded, device),
         cuts=_cuts(rows, device),
     )
@@ -91,20 +92,50 @@ def _drafts(request: ScheduledRequest, draft: Draft | None) -> list[int]:
     return tokens[: tokens.index(-1)] if -1 in tokens else tokens
 
 
-def _bias(rows: Sequence[Row], device: Upload) -> TokenBias | None:
-    """min_tokens, in a request's first rows, and logit_bias, in all of them."""
-    added = []
-    for request, j in rows:
-        bias = dict(request.params.logit_bias or {})
-        if j < request.num_banned_rows:
-            bias.update(dict.fromkeys(request.banned_token_ids, MINUS_INF))
-        added.append(bias)
-    width = max(map(len, added))
-    if not width:
+def _bias(requests: Sequence[ScheduledRequest], device: Upload) -> TokenBias | None:
+    found = [_once(r, "logit_bias", _bias_of) for r in requests]
+    if not any(len(ids) for ids, _ in found):
         return None
-    ids = [[*bias, *[0] * (width - len(bias))] for bias in added]
-    values = [[*bias.values(), *[0.0] * (width - len(bias))] for bias in added]
+    ids = _stacked([ids for ids, _ in found], 0)
+    values = _stacked([values for _, values in found], 0)
     return TokenBias(device.int64(ids), device.float32(values))
+
+
+def _bias_of(request: ScheduledRequest) -> tuple[np.ndarray, np.ndarray]:
+    bias = request.params.logit_bias or {}
+    return np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)
+
+
+def _min_tokens(requests: Sequence[ScheduledRequest], device: Upload) -> MinTokens | None:
+    if not any(r.num_banned_rows and r.banned_token_ids for r in requests):
+        return None
+    banned = [np.array(r.banned_token_ids if r.num_banned_rows else (), np.int64) for r in requests]
+    table = _stacked(banned, -1)
+    table = np.where(table < 0, table[:, :1], table)  # an id that is banned already, or nobody's
+    num_rows = [r.num_banned_rows if len(ids) else 0 for r, ids in zip(requests, banned, strict=True)]
+    return MinTokens(device.int64(table.clip(min=0)), device.int64(num_rows))
+
+
+def _once(request: ScheduledRequest, name: str, make: Callable[[ScheduledRequest], Any]) -> Any:
+    """What depends on the parameters alone is made in the request's first step."""
+    if name not in request.memo:
+        request.memo[name] = make(request)
+    return request.memo[name]
+
+
+def _stacked(arrays: Sequence[np.ndarray], fill: int) -> np.ndarray:
+    """Arrays of one dtype and number of dimensions as one, filled up at their ends. Sizes are powers of two, since
+    a step is captured for each shape it has."""
+    sizes = zip(*(array.shape for array in arrays), strict=True)
+    stacked = np.full((len(arrays), *(_power_of_two(max(size)) for size in sizes)), fill, arrays[0].dtype)
+    for place, array in zip(stacked, arrays, strict=True):
+        place[tuple(slice(size) for size in array.shape)] = array
+    return stacked
+
+
+def _power_of_two(size: int) -> int:
+    """The least that is not below ``size``."""
+    return 1 << max(0, size - 1).bit_length()
 
 
 def _bitmask(
@@ -119,7 +150,9 @@ def _bitmask(
     for row, (request, j) in enumerate(rows):
         if j == 0:  # once a request
             ids, grammar = request.params.allowed_token_ids, request.grammar
-            allowed = np.full(words, -1, np.int32) if ids is None else token_bitmask(ids, words)
+            allowed = np.full(words, -1, np.int32)
+            if ids is not None:
+                allowed = _once(request, "allowed_token_ids", partial(_allowed, words))
             by_grammar = (
                 np.empty((0, words), np.int32) if grammar is None else grammar.bitmasks(drafts[request.slot])
             )
@@ -127,6 +160,10 @@ def _bitmask(
         if j < len(by_grammar):  # rows behind a draft that the grammar refuses are never drawn from
             mask[row] &= by_grammar[j]
     return device.int32(mask)
+
+
+def _allowed(words: int, request: ScheduledRequest) -> np.ndarray:
+    return token_bitmask(request.params.allowed_token_ids or (), words)
 
 
 def token_bitmask(token_ids: Sequence[int], words: int) -> np.ndarray:
@@ -137,15 +174,19 @@ def token_bitmask(token_ids: Sequence[int], words: int) -> np.ndarray:
 
 
 def _bad_words(requests: Sequence[ScheduledRequest], device: Upload) -> BadWords | None:
-    most = max(len(r.bad_words_token_ids) for r in requests)
-    if not most:
+    if not any(r.bad_words_token_ids for r in requests):
         return None
-    length = max(len(word) for r in requests for word in r.bad_words_token_ids)
-    table = np.full((len(requests), most, length), -1, np.int64)
-    for b, request in enumerate(requests):
-        for w, word in enumerate(request.bad_words_token_ids):
-            table[b, w, length - len(word) :] = word
-    return BadWords(device.int64(table), _prompt_lengths(requests, device))
+    table = _stacked([_once(r, "bad_words", _bad_words_of) for r in requests], -1)
+    return BadWords(device.int32(table.swapaxes(0, 1)), _prompt_lengths(requests, device))
+
+
+def _bad_words_of(request: ScheduledRequest) -> np.ndarray:
+    """``[L, W]`` int32, each word from its last token to its first, then -1."""
+    words = request.bad_words_token_ids
+    table = np.full((max(map(len, words), default=0), len(words)), -1, np.int32)
+    for place, word in zip(table.T, words, strict=True):
+        place[: len(word)] = word[::-1]
+    return table
 
 
 def _prompt_lengths(requests: Sequence[ScheduledRequest], device: Upload) -> torch.Tensor:
@@ -182,7 +223,8 @@ def _callbacks(
         if processors and j <= len(drafts[request.slot]):
             prompt = list(request.token_ids[: request.num_prompt_tokens])
             output = [*request.token_ids[request.num_prompt_tokens :], *drafts[request.slot][:j]]
-            report = partial(failures.setdefault, request.request_id)
+            # a request ends by its row 0; a draft before a later one may never be accepted
+            report = partial((failures if j == 0 else {}).setdefault, request.request_id)
             found += [(row, partial(_call, _bound(p, prompt, output), report)) for p in processors]
     return tuple(found)
 
@@ -208,13 +250,26 @@ def num_arguments(processor: LogitsProcessor) -> int | None:
 def _call(
     processor: Callable[[torch.Tensor], torch.Tensor], report: Callable[[str], Any], logits: torch.Tensor
 ) -> torch.Tensor:
-    """What the processor makes of ``logits [V]``. One that fails costs its own request, and no other."""
+    """What the processor makes of ``logits [V]``: -inf all over if it fails, or if that is nothing one can draw
+    from. It costs its own request, and no other."""
+    shape, nothing = logits.shape, torch.full_like(logits, float("-inf"))  # it may resize what it is given
     try:
         result = processor(logits)
-        if not isinstance(result, torch.Tensor) or result.shape != logits.shape:
-            what = list(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
-            raise TypeError(f"it returned {what} and not logits of shape {list(logits.shape)}")
+        is_tensor = isinstance(result, torch.Tensor)
+        if not is_tensor or result.shape != shape or result.is_complex():
+            what = type(result).__name__
+            if is_tensor:
+                what = f"{list(result.shape)}{' complex numbers' if result.is_complex() else ''}"
+            raise TypeError(f"it returned {what} and not logits of shape {list(shape)}")
+        result = result.to(nothing)  # what only a wider dtype can hold is not finite here
+        return torch.where(result.amax().isfinite(), result, nothing)
     except Exception as error:
-        report(f"a logits processor of this request failed: {type(error).__name__}: {error}")
-        return torch.full_like(logits, float("nan"))
-    return result
+        report(f"a logits processor of this request failed: {type(error).__name__}: {_said(error)}")
+        return nothing
+
+
+def _said(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # the request ends, and not the step
+        return "(it cannot say what)"

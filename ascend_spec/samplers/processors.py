@@ -10,26 +10,35 @@ from __future__ import annotations
 import torch
 
 import ascend_spec_ops
-from ascend_spec.types import BadWords, LogitsProcessing, StepPlan
+from ascend_spec.types import BadWords, LogitsProcessing, MinTokens, StepPlan
 
 
-def process_logits(logits: torch.Tensor, plan: StepPlan, token_ids: torch.Tensor) -> None:
+def process_logits(logits: torch.Tensor, plan: StepPlan, token_ids: torch.Tensor) -> torch.Tensor | None:
     """
     Args:
         logits: ``[N + B, V]``, changed in place.
         token_ids: ``[S, L]`` int32, committed tokens by slot.
+
+    Returns:
+        ``[B]`` int32, how many tokens each request may be given: those before the first row, but its row 0, in which
+        parameters leave nothing to draw. None: as many as there are.
     """
     todo, spec = plan.processing, plan.spec
     if todo is None:
-        return
+        return None
     if todo.bitmask is not None:
         ascend_spec_ops.apply_token_bitmask(logits, todo.bitmask)
     if todo.bad_words is not None:
         _ban_words(logits, plan, todo, todo.bad_words, token_ids)
     for row, processor in todo.callbacks:
         logits[row] = processor(logits[row].clone())
+    owner = todo.row_requests
     if todo.bias is not None:
-        logits.scatter_add_(1, todo.bias.token_ids, todo.bias.values.to(logits.dtype))
+        logits.scatter_add_(1, todo.bias.token_ids[owner], todo.bias.values.to(logits.dtype)[owner])
+    if todo.min_tokens is not None:
+        _ban_first_rows(logits, todo, todo.min_tokens)
+    forbids = todo.bitmask is not None or todo.bad_words is not None or todo.callbacks
+    limits = _limits(logits, plan, todo) if forbids else None
     if todo.penalties is not None:
         penalties = todo.penalties
         ascend_spec_ops.apply_penalties(
@@ -38,8 +47,29 @@ def process_logits(logits: torch.Tensor, plan: StepPlan, token_ids: torch.Tensor
             penalties.frequency,
         )  # fmt: skip
     if todo.cuts is not None:
-        temperature = plan.temperature[todo.row_requests]
+        temperature = plan.temperature[owner]
         ascend_spec_ops.filter_logits(logits, temperature, todo.cuts.top_k, todo.cuts.top_p, todo.cuts.min_p)
+    return limits
+
+
+def _ban_first_rows(logits: torch.Tensor, todo: LogitsProcessing, min_tokens: MinTokens) -> None:
+    owner = todo.row_requests
+    token_ids = min_tokens.token_ids[owner]
+    banned = torch.where(todo.row_offsets < min_tokens.num_rows[owner], float("-inf"), 0.0).to(logits.dtype)
+    logits.scatter_add_(1, token_ids, banned[:, None].expand(token_ids.shape))
+
+
+def _limits(logits: torch.Tensor, plan: StepPlan, todo: LogitsProcessing) -> torch.Tensor:
+    """See :func:`process_logits`. A row without a token would cost its request the tokens before it, so it is given
+    one, which the limit keeps out. The drafts stay as they are, since to cut them by what they are would bias the
+    tokens before; and no lossless rule's law of the first tokens depends on a row behind them. In row 0 there is
+    nothing to be saved."""
+    num_requests, most = len(plan.spec.num_draft_tokens), plan.spec.max_spec_len + 1
+    empty = (logits.amax(1) == float("-inf")) & (todo.row_offsets > 0)
+    logits[:, 0] = torch.where(empty, 0.0, logits[:, 0])
+    limits = torch.where(empty, todo.row_offsets, most).to(torch.int32)
+    own = todo.row_requests == torch.arange(num_requests, device=logits.device)[:, None]
+    return torch.where(own, limits, most).amin(1)
 
 
 def _ban_words(
@@ -51,13 +81,16 @@ def _ban_words(
 ) -> None:
     """-inf for the last token of each bad word whose others are the end of the output; the prompt doesn't
     count, as in vLLM."""
-    owner = todo.row_requests
-    words = bad_words.token_ids[owner]  # [N + B, W, L]
-    before, position = _tokens_before(plan, todo, token_ids, words.shape[2] - 1)
-    before = torch.where(position >= bad_words.num_prompt_tokens[owner, None], before, -2)
-    matches = ((words[:, :, :-1] == before[:, None]) | (words[:, :, :-1] < 0)).all(2) & (words[:, :, -1] >= 0)
-    bias = torch.zeros_like(matches, dtype=logits.dtype).masked_fill_(matches, float("-inf"))
-    logits.scatter_add_(1, words[:, :, -1].clamp(min=0), bias)
+    owner, words = todo.row_requests, bad_words.token_ids
+    before, position = _tokens_before(plan, todo, token_ids, words.shape[0] - 1)
+    before = torch.where(position >= bad_words.num_prompt_tokens[owner, None], before, -2).to(torch.int32)
+    last = words[0, owner]  # [N + B, W]
+    matches = last >= 0
+    for distance in range(1, words.shape[0]):
+        tokens = words[distance, owner]
+        matches &= (tokens == before[:, -distance, None]) | (tokens < 0)
+    bias = torch.where(matches, float("-inf"), 0.0).to(logits.dtype)
+    logits.scatter_add_(1, last.clamp(min=0).long(), bias)
 
 
 def _tokens_before(

@@ -38,6 +38,7 @@ def expand(attention: AttentionMetadata) -> AttentionMetadata:
     """
     if attention.mask is not None:
         raise ValueError("batch expansion was given a tree mask; it scores chains: use MQAScorer for trees")
+    assert attention.seq_lens_cpu is not None, "a step of the target knows its lengths"
     lens = list(zip(attention.query_lens_cpu, attention.seq_lens_cpu, strict=True))
     seq_lens = [max(seq - query + 1 + row, 0) if seq else 0 for query, seq in lens for row in range(query)]
     owners = [request for request, (query, _) in enumerate(lens) for _ in range(query)]

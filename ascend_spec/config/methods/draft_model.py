@@ -10,12 +10,14 @@ from ascend_spec.config.speculator import SpeculatorConfig
 
 class DraftModelSpeculatorConfig(SpeculatorConfig):
     method = "draft_model"
+    speculator_class = "ascend_spec.drafters.draft_model:DraftModelDrafter"
     model = "required"
     supported_options = frozenset({"use_heterogeneous_vocab", "ascend_spec.heterogeneous_vocab_method"})
     draft_distributions = ("one-hot", "sampled")
     shares_target_noise = True
     uses_draft_kv_cache = True
     draft_has_own_vocab = True
+    warm_up = ("draft_inputs",)
 
     @property
     def num_lookahead_tokens(self) -> int:
@@ -30,6 +32,13 @@ class DraftModelSpeculatorConfig(SpeculatorConfig):
 
     def check(self) -> Iterator[Finding]:
         yield from super().check()
+        by_text = self.config.ascend_spec.heterogeneous_vocab_method == "slem"
+        if by_text and self.config.draft_sample_method == "probabilistic":
+            yield Finding(
+                "draft_sample_method",
+                "'draft_sample_method' was given as \"probabilistic\" together with "
+                "'ascend_spec.heterogeneous_vocab_method' \"slem\", whose drafts are certain. Remove one of them.",
+            )
         if self.draft is None or self.target is None or self.config.use_heterogeneous_vocab:
             return
         draft, target = self.draft.vocab_size, self.target.model.vocab_size
