@@ -397,7 +397,7 @@ def test_a_character_that_is_half_there():
     ("method", "config", "message"),
     [
         ("tli", {"parallel_drafting": True}, "'parallel_drafting' was given as true together with"),
-        ("slem", {"draft_sample_method": "probabilistic"}, "are deterministic"),
+        ("slem", {"draft_sample_method": "probabilistic"}, "are certain"),
         ("tli", {"use_heterogeneous_vocab": False}, "set 'use_heterogeneous_vocab' to true"),
     ],
 )
