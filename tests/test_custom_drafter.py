@@ -124,6 +124,8 @@ def test_one_that_raises_costs_its_drafts_only(written, caplog):
                 self.calls += 1
                 if self.calls % 3 == 0:
                     raise RuntimeError("no idea")
+                if self.calls == 1:
+                    return [[5]]
                 if self.calls % 3 == 1:
                     return Draft(torch.zeros(1, dtype=torch.int32))
                 return Draft(torch.full((len(batch.num_tokens), 3), 5, dtype=torch.int32))
@@ -133,6 +135,7 @@ def test_one_that_raises_costs_its_drafts_only(written, caplog):
         [list(PROMPTS[0])], SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     )[0]
     assert list(output.token_ids) == greedy_reference(PROMPTS[0], 24)
+    assert "propose returned a list; it must return an ascend_spec.types.Draft" in caplog.text
     reasons = {"drafter failed: RuntimeError", "drafter failed: ValueError"}
     assert set(engine.metrics.fallbacks) == reasons
     assert all(engine.metrics.fallbacks[reason] > 1 for reason in reasons)

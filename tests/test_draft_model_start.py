@@ -116,7 +116,7 @@ def check_larger(shelf: Path, caplog: pytest.LogCaptureFixture) -> None:
             checks.CausalLM.load(shelf / "draft"),
             speculative_config=spec_config(2, model=str(shelf / "target")),
         )
-    assert "times as large as the target" in caplog.text
+    assert "times as large as the target's" in caplog.text
 
 
 def test_a_draft_that_is_larger_than_the_target_is_warned_of(shelf, caplog, monkeypatch):

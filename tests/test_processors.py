@@ -223,7 +223,7 @@ def test_only_those_who_ask_get_logprobs(model, tokenizer):
         ({"logits_processors": (lambda logits: logits,)}, "pass a function of (output_token_ids, logits)"),
         ({"bad_words": ("\ud800",)}, "cannot be encoded"),
         ({"temperature": np.array([0.5, 0.6])}, "choose 0 (greedy) or"),
-        ({"structured_outputs": {"regex": "a"}}, "pass a StructuredOutputsParams"),
+        ({"structured_outputs": {"regex": "a"}}, "pass one of ascend_spec.types.StructuredOutputsParams"),
         (
             {"structured_outputs": StructuredOutputsParams(choice="abc")},
             "choice='abc' was given; pass a tuple of texts",

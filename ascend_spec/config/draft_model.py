@@ -126,8 +126,8 @@ def warn_draft_model(speculator: SpeculatorConfig, target: TargetConfig) -> Iter
     if own is not None and theirs is not None and own > theirs:
         yield Finding(
             "model",
-            f"the draft model is {own / theirs:.1f} times as large as the target: drafting with it costs more than it "
-            "can save. Use a smaller one.",
+            f"the draft model's layers are {own / theirs:.1f} times as large as the target's (embeddings and heads "
+            "left out): drafting with it hardly saves time. Use a smaller one.",
         )
 
 

@@ -96,7 +96,7 @@ def _wrong_structure(asked: Any, has_tokenizer: bool) -> Iterator[str]:
     if not has_tokenizer:
         yield "structured_outputs was given to an engine without a tokenizer: pass one to LLM"
     if not isinstance(asked, StructuredOutputsParams):
-        yield f"structured_outputs={asked!r:.200} was given; pass a StructuredOutputsParams"
+        yield f"structured_outputs={asked!r:.200} was given; pass one of ascend_spec.types.StructuredOutputsParams"
     choice = asked.choice
     if choice is not None and not (
         isinstance(choice, tuple | list) and choice and all(isinstance(text, str) for text in choice)

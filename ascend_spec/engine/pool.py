@@ -160,6 +160,10 @@ def check_draft(draft: Draft, num_slots: int, vocab_size: int) -> None:
     Raises:
         ValueError: what was given and what it must be.
     """
+    if not isinstance(draft, Draft):
+        raise ValueError(
+            f"propose returned a {type(draft).__name__}; it must return an ascend_spec.types.Draft"
+        )
     tokens, logits, temperature = draft.token_ids, draft.logits, draft.temperature
     if tokens.dtype != torch.int32 or tokens.dim() != 2 or tokens.shape[0] != num_slots:
         raise ValueError(
