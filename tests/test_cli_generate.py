@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 
@@ -12,6 +13,7 @@ from test_cli_config import run
 
 from ascend_spec import __version__
 from ascend_spec.cli import inputs, main
+from ascend_spec.drafters import NgramDrafter
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,23 @@ def test_generate_says_how_it_went(capsys, tmp_path, tiny):
     assert re.fullmatch(rf"20 tokens in .* tokens/s; {accepted}", line)
     code, _, err = run(capsys, *argv, *spec, "--json")
     assert (code, err) == (0, warning + "\n")
+
+
+def test_a_drafter_that_may_raise_gives_a_line(capsys, monkeypatch, tiny):
+    def fails(self, batch):
+        raise RuntimeError("no idea")
+
+    monkeypatch.setattr(NgramDrafter, "propose", fails)
+    argv = ["generate", "--model", tiny, "--prompt", "w5 w6", "--max-tokens", "4", "--speculative-config"]
+    spec = {"method": "ngram", "num_speculative_tokens": 2, "ascend_spec": {"on_error": "raise"}}
+    code, _, err = run(capsys, *argv, json.dumps(spec))
+    assert code == 2
+    assert "generation failed with RuntimeError: no idea; 'ascend_spec.on_error' is" in err
+    assert "Traceback" not in err
+    code, out, _ = run(capsys, *argv, json.dumps(spec), "--json")
+    assert code == 2
+    assert json.loads(out)["ok"] is False
+    assert run(capsys, *argv, json.dumps({**spec, "ascend_spec": {}}))[0] == 0
 
 
 def test_the_size_of_a_step_can_be_raised(capsys, tiny):

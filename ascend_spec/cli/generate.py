@@ -6,13 +6,14 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 
-from ascend_spec.cli.errors import judging_input
+from ascend_spec.cli.errors import CommandError, judging_input
 from ascend_spec.config import load_speculative_config
 
 #: options that are sampling parameters of the same names
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         print(chunk.text, end="", flush=True)
 
     begin = time.perf_counter()
-    with judging_input(RequestError):  # which is raised when there is but one prompt
+    with judging_input(RequestError), _showing_failures(llm):  # RequestError: when there is but one prompt
         outputs = llm.generate(prompts, params, callback=stream if streamed else None)
     seconds = time.perf_counter() - begin
     if streamed:
@@ -79,6 +80,24 @@ def run(args: argparse.Namespace) -> int:
         line = _speed(outputs, seconds, llm)
         Console(stderr=True, highlight=False).print(line, style="dim", markup=False, soft_wrap=True)
     return 1 if any(output.error for output in outputs) else 0
+
+
+@contextmanager
+def _showing_failures(llm: Any) -> Iterator[None]:
+    """What a drafter raises, where the user wants to see it: a line and no traceback."""
+    from ascend_spec.engine import RequestError
+
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:
+        if llm.plan.config.ascend_spec.on_error != "raise":
+            raise
+        raise CommandError(
+            f"generation failed with {type(error).__name__}: {error}; 'ascend_spec.on_error' is \"raise\": give "
+            '"continue" to go on without drafts'
+        ) from error
 
 
 def _report(place: str, prompt: str, output: Any, as_json: bool, streamed: bool) -> None:
