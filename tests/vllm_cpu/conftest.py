@@ -59,8 +59,9 @@ def known_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def vllm(start: Callable[..., Call], known_texts: Path) -> Call:
-    """The process that most tests share."""
-    return start(VLLM_CPU_TEST_KNOWN_TEXTS=str(known_texts))
+    """The process that most tests share, in any order: its kernels are replaced before anybody imports numba, after
+    which vLLM without the plugin could not do it."""
+    return start(VLLM_CPU_TEST_KNOWN_TEXTS=str(known_texts), VLLM_CPU_TEST_REPLACE_KERNELS="1")
 
 
 @pytest.fixture(scope="session")

@@ -49,5 +49,16 @@ def _mutant(name: str | None) -> contextlib.AbstractContextManager[object]:
     return vllm_cpu_mutants.MUTANTS[name]()
 
 
+def _replace_kernels() -> None:
+    from vllm.platforms import current_platform
+
+    from ascend_spec.vllm import workarounds
+
+    current_platform.register_triton_kernel_overrides()
+    workarounds.override_kernels_once(current_platform, done=True)
+
+
 if __name__ == "__main__":
+    if os.environ.get("VLLM_CPU_TEST_REPLACE_KERNELS"):
+        _replace_kernels()
     serve(run_job)
