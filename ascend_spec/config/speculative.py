@@ -14,7 +14,7 @@ from ascend_spec.config.options import MOST, AscendSpecConfig, Checked, Name
 
 #: no more drafts in a step, and no longer n-grams, than this
 MOST_TOKENS = 2**20
-#: what the kernels of rule "fly" keep of each block of a row, in registers
+#: a bound, which vLLM has not: the kernels of rule "fly" keep so many of each block of a row
 MOST_TOP_K = 64
 
 #: vLLM 0.33's
